@@ -1,0 +1,190 @@
+"""Files that survive kill -9 and power loss: atomic writes, journals, checksums, free space.
+
+    write_atomic   data in a temporary file, fsync, rename over the name, fsync of the folder
+    Journal        JSON lines; the first line is a header; appended and fsynced in batches
+
+Journal on disk::
+
+    {"journal": 1, "fingerprint": "..."}\\n
+    {...record...}\\n
+    {...reco                          <- a torn tail after a kill: cut off at the next open
+
+A last line that is complete but lacks its newline is kept. Damage before the last line is not
+repaired: it raises DamagedFile, because it is not what a kill leaves behind.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from eagle3_pipeline.errors import Busy, DamagedFile, NotEnoughRoom
+
+_CHUNK_BYTES = 1 << 20
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames and new names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    """Make the content of a file, written by whatever library, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `path` such that any reader, at any time, sees the old content or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    payload = data.encode() if isinstance(data, str) else data
+    try:
+        with temporary.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` atomically as indented JSON."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hex SHA-256 of a file's content, read in chunks of 1 MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def require_free_bytes(folder: Path, wanted: int, purpose: str) -> None:
+    """Raise NotEnoughRoom unless the disk below `folder` has `wanted` bytes free."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < wanted:
+        raise NotEnoughRoom(
+            f"{purpose} needs {wanted / 2**30:.1f} GiB on the disk of {existing}, {free / 2**30:.1f} GiB are "
+            "free. Free some space, point EAGLE3_STORAGE to a larger disk, or lower prompts.count."
+        )
+
+
+class Journal:
+    """Append-only JSON lines of one writer, resumable after a kill at any byte.
+
+    Opening takes an exclusive lock: a second writer raises Busy. A journal whose header
+    carries another fingerprint is set aside (renamed with the time), neither continued nor deleted.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        """Open or create the journal at `path`; raises DamagedFile and Busy."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = path.with_name(path.name + ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise Busy(f"{path} is being written by another process. Wait for it or stop it.") from error
+        try:
+            self.records = self._recover(fingerprint)
+            self._file = path.open("ab")
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _recover(self, fingerprint: str) -> list[dict[str, Any]]:
+        header = {"journal": 1, "fingerprint": fingerprint}
+        if self.path.exists():
+            found, records = _read_journal(self.path, repair=True)
+            if found == header:
+                return records
+            if found is not None:
+                stamp = time.strftime("%Y%m%dT%H%M%S")
+                self.path.rename(self.path.with_name(f"{self.path.name}.{found.get('fingerprint', 'x')[:12]}-{stamp}"))
+        write_atomic(self.path, json.dumps(header) + "\n")
+        return []
+
+    def append(self, records: Iterable[dict[str, Any]]) -> None:
+        """Append records and return when they are on the disk."""
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        if not lines:
+            return
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file and free the lock."""
+        self._file.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a journal without its header; a torn tail is left out, and left alone."""
+    yield from _read_journal(path, repair=False)[1]
+
+
+def _read_journal(path: Path, *, repair: bool) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    values: list[dict[str, Any]] = []
+    good_bytes = 0
+    for number, line in enumerate(lines):
+        is_tail = number == len(lines) - 1
+        if is_tail and not line:
+            break
+        try:
+            value = json.loads(line)
+            if not isinstance(value, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if is_tail:
+                break
+            raise DamagedFile(
+                f"{path}, line {number + 1}: not a JSON object ({line[:60]!r}...). A kill only tears the last "
+                "line, so something else wrote here. Move the file away to make its records again."
+            ) from error
+        values.append(value)
+        good_bytes += len(line) + 1
+    if repair and good_bytes != len(data):
+        _mend_tail(path, good_bytes, len(data))
+    return (values[0], values[1:]) if values else (None, [])
+
+
+def _mend_tail(path: Path, good_bytes: int, size: int) -> None:
+    with path.open("r+b") as file:
+        if good_bytes == size + 1:  # the last record is whole and only its newline is missing
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            file.truncate(good_bytes)
+        file.flush()
+        os.fsync(file.fileno())

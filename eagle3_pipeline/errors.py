@@ -1,0 +1,74 @@
+"""Every error that this project raises on purpose, as one tree.
+
+    Eagle3Error
+    ├── RecipeError            the recipe is wrong: edit it, nothing was started
+    ├── MissingInput           something that should have been made before is not there
+    ├── DamagedFile            a file of ours is not what its manifest or format says
+    ├── NotEnoughRoom          disk or memory: what is wanted, what is free
+    ├── BadInput               prompts, models or drafts from outside that cannot be used
+    ├── QualityError           a measured share, loss or acceptance is outside its bound
+    ├── Busy                   another process works on these GPUs or writes this shard
+    └── ServerError            anything about the life of a vLLM server
+        ├── ServerRefused      it cannot start like this (flags, port, model): do not retry
+        ├── ServerDied         the process ended while it was loading or working
+        └── ServerNotReady     alive, but not ready within its time limit
+
+A message says what was found, what was expected and what to do. `retryable` is what an
+orchestrator asks: would the same step, started again, have a chance?
+"""
+
+
+class Eagle3Error(Exception):
+    """Base of all errors raised on purpose."""
+
+    retryable = False
+
+
+class RecipeError(Eagle3Error, ValueError):
+    """The recipe is refused; the message names the place, the reason and the valid values."""
+
+
+class MissingInput(Eagle3Error):
+    """An input that an earlier step makes is not there; the message names that step."""
+
+
+class DamagedFile(Eagle3Error):
+    """A file differs from its manifest or breaks its own format; it is never repaired by guessing."""
+
+
+class NotEnoughRoom(Eagle3Error):
+    """Disk or memory does not suffice; the message has both numbers."""
+
+
+class BadInput(Eagle3Error, ValueError):
+    """Data from outside (prompts, model folder, draft) cannot be used as it is."""
+
+
+class QualityError(Eagle3Error):
+    """A number that was measured is outside the bound that the recipe sets."""
+
+
+class Busy(Eagle3Error):
+    """Another process holds the lock; the message says on what, and who where that is known."""
+
+    retryable = True
+
+
+class ServerError(Eagle3Error):
+    """Base of what can happen to a vLLM server."""
+
+
+class ServerRefused(ServerError):
+    """The server cannot be started with these settings on this machine."""
+
+
+class ServerDied(ServerError):
+    """The server's process ended; the message carries the last lines of its log."""
+
+    retryable = True
+
+
+class ServerNotReady(ServerError):
+    """The server's process lives, but was not ready within the time limit."""
+
+    retryable = True

@@ -1,0 +1,176 @@
+"""Which thing depends on what: the place and the fingerprint of every asset of a recipe.
+
+A place is computed from the recipe and from the manifests of what it is made from, so that every
+step, in whatever process, finds its inputs without being told, and a changed setting leads to new
+places exactly where results change:
+
+    target_model ─┬─ prompts ─ synthetic_samples ─┬─ sample_audit ─ hidden_state_shards ─┐
+                  │                               └─ vocabulary_map ─────────────────────┤
+    base_draft ───┴──────────────────────────────────────────────────── draft_checkpoint ┤
+                                                   acceptance_report ─ released_draft ───┘
+
+The count of prompts is in no fingerprint of a sample: raising it redoes nothing.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.durable_files import sha256_of_file
+from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.manifest import Manifest, Place
+from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The places of one recipe below one storage root."""
+
+    recipe: Recipe
+    storage_root: Path
+
+    @property
+    def folder(self) -> Path:
+        """Everything that this recipe makes lies below it."""
+        return self.storage_root / self.recipe.slug
+
+    def _place(self, asset: str, inputs: dict[str, Any], shard: str | None = None) -> Place:
+        print_ = fingerprint(inputs)
+        folder = self.folder / asset / print_[:12]
+        return Place(folder / shard if shard else folder, asset, print_, inputs, shard)
+
+    def target_model(self) -> Place:
+        """The target's folder, or what points to it; a local one is observed by its small files."""
+        inputs = self.recipe.settings("target")
+        path = self.recipe.target.path
+        if path is not None and path.is_dir():
+            inputs["content"] = {
+                file.name: sha256_of_file(file) for file in sorted(path.glob("*.json")) if file.is_file()
+            }
+        return self._place("target_model", inputs)
+
+    def base_draft(self) -> Place:
+        """The pretrained draft to start from."""
+        return self._place("base_draft", self.recipe.settings("base_draft"))
+
+    def _target(self) -> str:
+        return str(self.target_model().require().facts["model_fingerprint"])
+
+    def prompt_order(self) -> str:
+        """Fingerprint of the order of prompts: its sources, screening and seed, never the count."""
+        recipe = self.recipe
+        return fingerprint(
+            {
+                "sources": [_source(source) for source in recipe.settings("prompts")["prompts"]["sources"]],
+                "held_out": [sha256_of_file(one.path) for one in recipe.evaluation.sets if one.path.is_file()],
+                "seed": recipe.prompts.seed,
+                "max_prompt_tokens": recipe.prompts.max_prompt_tokens,
+                "near_duplicate_similarity": recipe.prompts.near_duplicate_similarity,
+                "target": self._target(),
+            }
+        )
+
+    def prompts(self) -> Place:
+        """The first `count` prompts of the order."""
+        return self._place("prompts", {"order": self.prompt_order(), "count": self.recipe.prompts.count})
+
+    def synthetic_samples(self, shard: str) -> Place:
+        """One shard of samples."""
+        recipe = self.recipe
+        sampling = ("max_completion_tokens", "temperature", "top_p", "top_k")
+        server = recipe.server.generation
+        inputs = {
+            "prompt_order": self.prompt_order(),
+            "target": self._target(),
+            "sampling": {name: getattr(recipe.generation, name) for name in sampling},
+            "server": {name: getattr(server, name) for name in ("quantization", "dtype", "reasoning_parser")},
+        }
+        return self._place("synthetic_samples", inputs, shard)
+
+    def sample_audit(self) -> Place:
+        """The verdict over all shards of the run."""
+        bounds = ("max_truncated_share", "max_rejected_share", "train_truncated")
+        inputs = {
+            "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
+            "bounds": {name: getattr(self.recipe.generation, name) for name in bounds},
+            "extraction": self.recipe.settings("extraction")["extraction"],
+        }
+        return self._place("sample_audit", inputs)
+
+    def hidden_state_shards(self, shard: str) -> Place:
+        """The hidden states of one shard of samples."""
+        extraction = self.recipe.extraction
+        inputs = {
+            "samples": self.synthetic_samples(shard).require().digest,
+            "layers": list(extraction.layers),
+            "max_sample_tokens": extraction.max_sample_tokens,
+            "train_truncated": self.recipe.generation.train_truncated,
+        }
+        return self._place("hidden_state_shards", inputs, shard)
+
+    def vocabulary_map(self) -> Place:
+        """The draft's vocabulary, counted over all samples of the run."""
+        inputs = {
+            "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
+            "train_truncated": self.recipe.generation.train_truncated,
+            "draft_tokens": self.recipe.vocabulary.draft_tokens,
+            "target": self._target(),
+            "base_draft": self._base_draft(),
+        }
+        return self._place("vocabulary_map", inputs)
+
+    def draft_checkpoint(self) -> Place:
+        """The trained draft."""
+        training = self.recipe.settings("training")["training"]
+        del training["checkpoint_every_s"]  # when a checkpoint is written changes no weight
+        inputs = {
+            "states": self.digests([self.hidden_state_shards(shard) for shard in self.recipe.shards]),
+            "vocabulary": self.vocabulary_map().require().digest,
+            "training": training,
+            "base_draft": self._base_draft(),
+        }
+        return self._place("draft_checkpoint", inputs)
+
+    def acceptance_report(self) -> Place:
+        """The measurement of the draft on the real server."""
+        evaluation = self.recipe.settings("evaluation")["evaluation"]
+        inputs = {
+            "draft": self.draft_checkpoint().require().digest,
+            "evaluation": {**evaluation, "sets": [_source(one) for one in evaluation["sets"]]},
+            "server": self.recipe.server.evaluation.model_dump(
+                mode="json", exclude={"python", "port", "start_timeout_s", "idle_timeout_s"}
+            ),
+            "target": self._target(),
+        }
+        return self._place("acceptance_report", inputs)
+
+    def released_draft(self) -> Place:
+        """The folder that vLLM serves."""
+        inputs = {
+            "draft": self.draft_checkpoint().require().digest,
+            "report": self.acceptance_report().require().digest,
+            **self.recipe.settings("release"),
+        }
+        return self._place("released_draft", inputs)
+
+    def _base_draft(self) -> str | None:
+        return self.base_draft().require().digest if self.recipe.base_draft else None
+
+    def digests(self, places: list[Place]) -> str:
+        """One digest over the manifests of several places, all of which must be there."""
+        return fingerprint([place.require().digest for place in places])
+
+    def made(self, places: list[Place]) -> list[Manifest]:
+        """The manifests of several places, all of which must be there."""
+        return [place.require() for place in places]
+
+
+def _source(settings: dict[str, Any]) -> dict[str, Any]:
+    """A source by what it holds: a local file by its checksum, so that it may be moved."""
+    path = settings.get("path")
+    if path is None:
+        return settings
+    if not Path(path).is_file():
+        raise BadInput(f"no file {path}, which the recipe names. Paths are relative to the recipe's folder.")
+    return {**settings, "path": sha256_of_file(Path(path))}

@@ -1,0 +1,118 @@
+"""Reading recipes from YAML: `extends`, where a name is looked up, and messages for people."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from eagle3_pipeline.errors import RecipeError
+from eagle3_pipeline.recipe.settings import Recipe
+
+RECIPES_VARIABLE = "EAGLE3_RECIPES"
+DEFAULT_RECIPE = "smollm2-cpu"
+
+
+def load_recipes(folder: Path) -> tuple[Recipe, ...]:
+    """The recipes named in EAGLE3_RECIPES (separated by commas), or the default one; raises RecipeError."""
+    names = [name.strip() for name in os.environ.get(RECIPES_VARIABLE, "").split(",") if name.strip()]
+    recipes = tuple(load_recipe(name, folder) for name in names or [DEFAULT_RECIPE])
+    slugs = [recipe.slug for recipe in recipes]
+    for slug in slugs:
+        if slugs.count(slug) > 1:
+            same = [recipe.name for recipe in recipes if recipe.slug == slug]
+            raise RecipeError(f"recipes {same} have the same slug {slug}: asset keys would collide. Rename one.")
+    return recipes
+
+
+def load_recipe(name: str, folder: Path) -> Recipe:
+    """Read the recipe at path `name`, or called so in `folder`/local or `folder`; raises RecipeError.
+
+    A recipe in `local/` (not under version control) takes precedence over one of the same name.
+    Relative paths in a recipe are relative to the file that they are written in.
+    """
+    path = _find(name, folder)
+    values = _read(path)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(detail)}" for detail in error.errors())
+        raise RecipeError(f"{path} is refused:\n{problems}") from error
+
+
+def _find(name: str, folder: Path) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise RecipeError(f"no recipe file {path.absolute()}")
+    for path in (folder / "local" / f"{name}.yaml", folder / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    known = sorted({path.stem for path in [*folder.glob("*.yaml"), *folder.glob("local/*.yaml")]})
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise RecipeError(f"no recipe {name!r} in {folder}.{hint} There are: {', '.join(known) or 'none'}.")
+
+
+def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path}: expected a block of settings, found {type(values).__name__}")
+    _anchor_paths(values, path.parent)
+    if (parent := values.pop("extends", None)) is not None:
+        base = path.parent / str(parent)
+        if base.resolve() in seen:
+            raise RecipeError(f"{path}: extends runs in a circle through {base}")
+        if not base.is_file():
+            raise RecipeError(f"{path}: extends {parent!r}, but there is no file {base}")
+        values = _merge(_read(base, (*seen, path.resolve())), values)
+    return values
+
+
+def _anchor_paths(value: Any, folder: Path) -> None:
+    """Make each `path` in the tree absolute, in place, while it is known which file it stood in."""
+    children: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict) and isinstance(value.get("path"), str):
+        value["path"] = str((folder / value["path"]).resolve())
+    for child in children:
+        _anchor_paths(child, folder)
+
+
+def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in change.items():
+        both_blocks = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both_blocks else value
+    return merged
+
+
+def _explain(detail: ErrorDetails) -> str:
+    place = ".".join(str(part) for part in detail["loc"]) or "recipe"
+    if detail["type"] != "extra_forbidden":
+        found = "" if detail["type"] in ("missing", "value_error") else f", found {detail['input']!r}"
+        return f"{place}: {detail['msg'].removeprefix('Value error, ')}{found}"
+    key = str(detail["loc"][-1])
+    valid = _valid_keys(detail["loc"][:-1])
+    close = difflib.get_close_matches(key, valid, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"{place}: unknown key.{hint} Valid keys: {', '.join(valid)}"
+
+
+def _valid_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel))
+    extra = ["common"] if model.__name__ == "Servers" else ["extends"] if model is Recipe else []
+    return sorted([*model.model_fields, *extra])

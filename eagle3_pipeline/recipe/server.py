@@ -1,0 +1,95 @@
+"""Settings of the vLLM servers: one common block, and what each phase changes of it."""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from eagle3_pipeline.recipe.strict import Strict
+
+
+class ServerSettings(Strict):
+    """One vLLM server. `--speculative-config`, `--kv-transfer-config` and the port are set by the phase."""
+
+    python: Path | None = Field(default=None, strict=False)
+    """The Python that runs vLLM; by default the one that runs this pipeline."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt + completion in tokens; by default the model's own limit."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs (or CPU ranks) over which each layer is split."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages into which the layers are split."""
+    data_parallel: PositiveInt = 1
+    """Replicas of the attention layers; with `expert_parallel` the experts spread over all ranks."""
+    expert_parallel: bool = False
+    """Spread whole experts over the ranks instead of splitting each."""
+    quantization: str | None = None
+    """vLLM's quantization name, where the model's config does not say it."""
+    dtype: str = "bfloat16"
+    """Type of weights and activations."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the memory of each GPU (or of the machine, on the CPU) that vLLM may take."""
+    cpu_kv_cache_gib: PositiveFloat | None = None
+    """Size of the KV cache on the CPU."""
+    max_num_seqs: PositiveInt | None = None
+    """Most sequences in one step; by default vLLM's."""
+    enforce_eager: bool = False
+    """Skip compilation: starts faster, serves slower."""
+    reasoning_parser: str | None = None
+    """vLLM's parser that splits thoughts from the answer."""
+    extra_args: tuple[str, ...] = Field(default=(), strict=False)
+    """Further arguments, as vLLM spells them."""
+    extra_env: dict[str, str] = {}
+    """Further environment variables."""
+    port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """Port on the loopback address; by default a free one is chosen."""
+    start_timeout_s: PositiveFloat = 1800
+    """Limit from start to ready; vLLM's own limit is set to the same."""
+    idle_timeout_s: NonNegativeInt = 600
+    """A server that nobody uses is stopped after this time."""
+
+    def check_partition(self, phase: str, gpus: tuple[str, ...]) -> None:
+        """Raise ValueError unless the parallel sizes are those of the partition's GPUs."""
+        wanted = self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        if gpus and wanted != len(gpus):
+            raise ValueError(
+                f"server.{phase}: tensor_parallel x pipeline_parallel x data_parallel = {wanted}, but "
+                f"partitions.{phase} has {len(gpus)} GPUs: make both {len(gpus)}, or take fewer GPUs"
+            )
+        if self.expert_parallel and wanted == 1:
+            raise ValueError(f"server.{phase}: expert_parallel wants tensor_parallel or data_parallel above 1")
+
+
+class Servers(Strict):
+    """The servers of the three phases. `common` holds for all; a phase's own block changes single settings."""
+
+    generation: ServerSettings = ServerSettings()
+    extraction: ServerSettings = ServerSettings()
+    evaluation: ServerSettings = ServerSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread_common(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        phases = {name: block for name, block in value.items() if name != "common"}
+        common = value.get("common") or {}
+        if not isinstance(common, dict):
+            raise ValueError("common must be a block of settings")
+        for phase in ("generation", "extraction", "evaluation"):
+            own = phases.get(phase) or {}
+            phases[phase] = {**common, **own} if isinstance(own, dict) else own
+        return phases
+
+    def phase(self, name: str) -> ServerSettings:
+        """The settings of `generation`, `extraction` or `evaluation`."""
+        settings: ServerSettings = getattr(self, name)
+        return settings
+
+    @model_validator(mode="after")
+    def _extraction_pins_its_flags(self) -> Self:
+        forbidden = ("--enable-prefix-caching", "--enable-chunked-prefill")
+        for flag in forbidden:
+            if flag in self.extraction.extra_args:
+                raise ValueError(f"server.extraction.extra_args has {flag}, with which states would be missing: remove it")
+        return self

