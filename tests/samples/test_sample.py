@@ -1,0 +1,86 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.samples import Sample, read_samples, write_samples
+
+
+def make_sample(**changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "sample_id": "a-t0",
+        "prompt_id": "a",
+        "turn": 0,
+        "prompt_token_ids": [1, 5, 6],
+        "completion_token_ids": [7, 8, 9, 2],
+        "finish_reason": "stop",
+        "content": "fine – thanks",
+        "reasoning": "",
+        "sampling": {"temperature": 0.7},
+        "server": "f" * 64,
+        "verdict": "good",
+    }
+    return Sample(**(values | changes))
+
+
+def test_the_loss_mask_is_one_exactly_on_the_completion() -> None:
+    sample = make_sample()
+    assert sample.token_ids == [1, 5, 6, 7, 8, 9, 2]
+    assert sample.loss_mask == [0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "with_truncated", "without"),
+    [("good", True, True), ("truncated", True, False), ("empty", False, False), ("degenerate", False, False)],
+)
+def test_only_good_and_where_wanted_truncated_samples_train(
+    verdict: str, with_truncated: bool, without: bool
+) -> None:
+    sample = make_sample(verdict=verdict)
+    assert (sample.trains(True), sample.trains(False)) == (with_truncated, without)
+
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(rows=st.lists(st.tuples(ids, ids, st.text(st.characters(exclude_categories=["Cs"]))), max_size=5))
+def test_a_shard_file_gives_back_what_was_written(rows: list[Any], tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("shard") / "samples.parquet"
+    samples = [
+        make_sample(sample_id=f"p{n}-t0", prompt_token_ids=prompt, completion_token_ids=reply, content=text)
+        for n, (prompt, reply, text) in enumerate(rows)
+    ]
+    write_samples(path, samples)
+    assert read_samples(path) == samples
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_samples(tmp_path / name, [make_sample()])
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_sample_id_is_never_written_twice(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="1 sample ids occur twice"):
+        write_samples(tmp_path / "samples.parquet", [make_sample(), make_sample()])
+
+
+def test_a_damaged_shard_file_says_so_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "samples.parquet"
+    write_samples(path, [make_sample()])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DamagedFile, match="make the shard again"):
+        read_samples(path)
+
+
+def test_a_shard_file_loads_with_datasets(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    path = tmp_path / "samples.parquet"
+    write_samples(path, [make_sample()])
+    loaded = Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
+    assert loaded[0]["completion_token_ids"] == [7, 8, 9, 2]
