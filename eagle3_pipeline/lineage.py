@@ -35,6 +35,16 @@ class Lineage:
         """Everything that this recipe makes lies below it."""
         return self.storage_root / self.recipe.slug
 
+    @property
+    def logs(self) -> Path:
+        """Logs of the servers that work for this recipe."""
+        return self.folder / "logs"
+
+    @property
+    def staging(self) -> Path:
+        """Where the extraction server leaves states until they are in a shard."""
+        return self.folder / "staging"
+
     def _place(self, asset: str, inputs: dict[str, Any], shard: str | None = None) -> Place:
         print_ = fingerprint(inputs)
         folder = self.folder / asset / print_[:12]

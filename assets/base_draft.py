@@ -1,0 +1,22 @@
+"""base_draft: a pretrained draft to start from."""
+
+import dagster as dg
+
+from assets.identity import identity
+from assets.outcome import failures, outcome
+from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.target import make_base_draft
+from resources import Storage
+
+
+def build(recipe: Recipe) -> dg.AssetsDefinition:
+    """The asset for one recipe that names a base draft."""
+
+    @dg.asset(**identity(recipe, "base_draft", {"huggingface"}))
+    def base_draft(storage: Storage) -> dg.MaterializeResult:
+        """The pretrained draft that training starts from, fetched while samples are being made."""
+        lineage = storage.lineage(recipe)
+        with failures():
+            return outcome(lineage.base_draft(), make_base_draft(lineage))
+
+    return base_draft

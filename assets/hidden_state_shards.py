@@ -1,0 +1,34 @@
+"""hidden_state_shards: what the target computed on the samples, the input of training."""
+
+import dagster as dg
+
+from assets.identity import identity, shard_partitions, shards_of
+from assets.outcome import RETRIES, announce, failures, range_outcome
+from eagle3_pipeline.extraction.extraction import extract_shards
+from eagle3_pipeline.recipe import Recipe
+from resources import Storage, VllmServers
+
+
+def build(recipe: Recipe) -> dg.AssetsDefinition:
+    """The asset for one recipe."""
+
+    @dg.asset(
+        **identity(recipe, "hidden_state_shards", {"vllm", "pytorch"}, ("synthetic_samples", "sample_audit")),
+        partitions_def=shard_partitions(recipe),
+        retry_policy=RETRIES,
+    )
+    def hidden_state_shards(
+        context: dg.AssetExecutionContext, storage: Storage, servers: VllmServers
+    ) -> dg.MaterializeResult:
+        """Hidden states of the recipe's layers for every token of the samples, as safetensors.
+
+        A server of its own captures them while it reads the samples. Each sample is checked (token
+        ids, rows, finite values); what fails is quarantined and counted.
+        """
+        lineage = storage.lineage(recipe)
+        on_shard = announce(context, recipe, lineage.hidden_state_shards)
+        with failures():
+            shards = shards_of(context, recipe)
+            return range_outcome(extract_shards(lineage, shards, servers.extraction(lineage), on_shard))
+
+    return hidden_state_shards

@@ -1,0 +1,79 @@
+"""From a manifest to what Dagster shows: metadata, data version, the event of each finished shard."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from assets.identity import asset_key, partition_key
+from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.manifest import Manifest, Place
+from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.recipe import Recipe
+
+# A dead server or a busy partition deserves another attempt; failures() forbids it for all else.
+RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turn an error of ours into a failure of the step: its message as it is, retried only if that can help."""
+    try:
+        yield
+    except Eagle3Error as error:
+        kind = type(error).__name__
+        raise dg.Failure(f"{kind}: {error}", allow_retries=error.retryable) from error
+
+
+def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """Metadata of a made thing: where it lies, how large it is, and its facts."""
+    return {
+        "path": dg.MetadataValue.path(folder),
+        "bytes": manifest.bytes,
+        "digest": manifest.digest[:12],
+        "fingerprint": manifest.fingerprint[:12],
+        "commit": manifest.made_by.get("commit", "unknown"),
+        **{name: _value(value) for name, value in manifest.facts.items()},
+    }
+
+
+def outcome(place: Place, manifest: Manifest, **extra: Any) -> dg.MaterializeResult:
+    """The result of an asset without partitions; the digest of what came out is its data version."""
+    return dg.MaterializeResult(
+        metadata={**metadata(manifest, place.folder), **extra}, data_version=dg.DataVersion(manifest.digest[:16])
+    )
+
+
+def announce(
+    context: dg.AssetExecutionContext,
+    recipe: Recipe,
+    place_of: Callable[[str], Place],
+    pictures: Callable[[Manifest], dict[str, Any]] = lambda _: {},
+) -> Callable[[str, Manifest], None]:
+    """A callback that makes a shard's partition green the moment its manifest is written.
+
+    The event logged here is durable at once, so that a failure at the next shard does not take it
+    back; the same metadata is left for the step's own final event, which comes for every partition.
+    """
+
+    def on_shard(shard: str, manifest: Manifest) -> None:
+        key = partition_key(recipe, shard)
+        values = {**metadata(manifest, place_of(shard).folder), **pictures(manifest)}
+        asset = asset_key(recipe, manifest.asset)
+        context.log_event(dg.AssetMaterialization(asset, partition=key, metadata=values))
+        context.add_asset_metadata(values, asset_key=asset, partition_key=key)
+
+    return on_shard
+
+
+def range_outcome(manifests: list[Manifest]) -> dg.MaterializeResult:
+    """The result of a step over a range of shards: Dagster gives all of them this one data version."""
+    return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint([one.digest for one in manifests])[:16]))
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str | bool | int | float):
+        return value
+    return dg.MetadataValue.json(value)

@@ -1,0 +1,25 @@
+"""prompts: what the target will be asked."""
+
+import dagster as dg
+
+from assets.identity import identity
+from assets.outcome import failures, outcome
+from eagle3_pipeline.prompts.selection import make_prompts
+from eagle3_pipeline.recipe import Recipe
+from resources import Storage
+
+
+def build(recipe: Recipe) -> dg.AssetsDefinition:
+    """The asset for one recipe."""
+
+    @dg.asset(**identity(recipe, "prompts", {"jsonl"}, ("target_model",)))
+    def prompts(storage: Storage) -> dg.MaterializeResult:
+        """The prompts of the recipe's sources, screened, in an order fixed by sources and seed.
+
+        A smaller count is a prefix of a larger one. Every rejected row is listed with its reason.
+        """
+        lineage = storage.lineage(recipe)
+        with failures():
+            return outcome(lineage.prompts(), make_prompts(lineage))
+
+    return prompts

@@ -1,0 +1,44 @@
+"""synthetic_samples: the target's own answers, the text that the draft learns from."""
+
+from typing import Any
+
+import dagster as dg
+
+from assets.identity import identity, shard_partitions, shards_of
+from assets.outcome import RETRIES, announce, failures, range_outcome
+from eagle3_pipeline.generation.collection import collect_samples
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.plots import histogram, markdown_image
+from eagle3_pipeline.recipe import Recipe
+from resources import Storage, VllmServers
+
+
+def build(recipe: Recipe) -> dg.AssetsDefinition:
+    """The asset for one recipe."""
+
+    @dg.asset(
+        **identity(recipe, "synthetic_samples", {"vllm", "parquet"}, ("prompts", "target_model")),
+        partitions_def=shard_partitions(recipe),
+        retry_policy=RETRIES,
+    )
+    def synthetic_samples(
+        context: dg.AssetExecutionContext, storage: Storage, servers: VllmServers
+    ) -> dg.MaterializeResult:
+        """The target's completions of the prompts, one Parquet file per shard.
+
+        Token ids are kept as the server returned them. One server serves all shards of the run; it
+        is kept full across their borders. A killed run goes on with exactly the missing samples.
+        """
+        lineage = storage.lineage(recipe)
+        on_shard = announce(context, recipe, lineage.synthetic_samples, _pictures)
+        with failures():
+            shards = shards_of(context, recipe)
+            return range_outcome(collect_samples(lineage, shards, servers.generation(lineage), on_shard))
+
+    return synthetic_samples
+
+
+def _pictures(manifest: Manifest) -> dict[str, Any]:
+    lengths = manifest.facts["completion_lengths"]
+    image = histogram(lengths["edges"], lengths["counts"], "Completion lengths", "tokens")
+    return {"completion_length_plot": dg.MetadataValue.md(markdown_image(image, "completion lengths"))}

@@ -1,0 +1,25 @@
+"""target_model: the model to make faster."""
+
+import dagster as dg
+
+from assets.identity import identity
+from assets.outcome import failures, outcome
+from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.target import make_target
+from resources import Storage
+
+
+def build(recipe: Recipe) -> dg.AssetsDefinition:
+    """The asset for one recipe."""
+
+    @dg.asset(**identity(recipe, "target_model", {"huggingface"}))
+    def target_model(storage: Storage) -> dg.MaterializeResult:
+        """The target (verifier): found locally, downloaded at its revision or converted from a package.
+
+        Its content fingerprint goes into everything made from it: another model makes all of it anew.
+        """
+        lineage = storage.lineage(recipe)
+        with failures():
+            return outcome(lineage.target_model(), make_target(lineage))
+
+    return target_model

@@ -1,0 +1,45 @@
+"""The vLLM servers of the three phases: started when first needed, shared, found again by later runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.serving.server import RunningServer, open_server, stop_servers
+from eagle3_pipeline.serving.specification import evaluation_server, extraction_server, generation_server
+
+
+class VllmServers(dg.ConfigurableResource):
+    """Owns the life of the servers.
+
+    Each method gives a context manager that does nothing until it is entered: a step whose shards
+    are all made never starts a server. Entering leases the partition, stops idle servers of ours
+    that overlap it, attaches to the right server or starts it, and waits until it is ready. Leaving
+    frees the lease; the server stays for the next step, until it is idle for too long or another
+    phase wants its GPUs. Nothing is started in set-up or stopped in tear-down: those run for every
+    step process and every retry.
+    """
+
+    @contextmanager
+    def generation(self, lineage: Lineage) -> Iterator[RunningServer]:
+        """The server that answers prompts."""
+        with open_server(generation_server(lineage), lineage.logs) as server:
+            yield server
+
+    @contextmanager
+    def extraction(self, lineage: Lineage) -> Iterator[RunningServer]:
+        """The server that captures hidden states."""
+        with open_server(extraction_server(lineage, lineage.staging), lineage.logs) as server:
+            yield server
+
+    @contextmanager
+    def evaluation(self, lineage: Lineage, draft: Path | None) -> Iterator[RunningServer]:
+        """The server that is measured: the target alone, or with `draft`; it stops when left."""
+        with open_server(evaluation_server(lineage, draft), lineage.logs, stop=True) as server:
+            yield server
+
+    def release(self, lineage: Lineage, phase: str) -> list[str]:
+        """Stop the idle servers on the GPUs of `phase` and say which; they are verified to be gone."""
+        return stop_servers(getattr(lineage.recipe.partitions, phase))
