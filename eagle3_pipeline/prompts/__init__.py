@@ -1,1 +1,1 @@
-"""From the rows of local files and Hugging Face datasets to screened prompts in one fixed order. Torch-free."""
+"""From rows of local files and Hugging Face datasets to screened prompts in one fixed order."""

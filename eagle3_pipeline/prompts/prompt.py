@@ -19,8 +19,8 @@ class Prompt:
 
     @classmethod
     def create(cls, turns: tuple[str, ...], *, system: str | None, source: str) -> Self:
-        """A prompt whose id follows from its content and its source's name, so it is the same on any machine."""
-        return cls(fingerprint([source, system, list(turns)])[:_ID_LENGTH], turns, system, source)
+        """A prompt whose id follows from its content alone: renaming its source changes no id."""
+        return cls(fingerprint([system, list(turns)])[:_ID_LENGTH], turns, system, source)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:

@@ -1,0 +1,48 @@
+"""How many tokens of the target a prompt has, rendered through the target's chat template."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.prompts.conversation import Conversation, Refused
+
+_UNKNOWN_REPLY = "."  # stands for the target's reply between two user turns: templates want one there
+
+
+class ChatLength:
+    """Counts tokens. The tokenizer is loaded at the first call, because that takes seconds."""
+
+    def __init__(self, model_path: Path, *, trust_remote_code: bool = False) -> None:
+        self._model_path = model_path
+        self._trust_remote_code = trust_remote_code
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(
+            self._model_path, trust_remote_code=self._trust_remote_code, local_files_only=True
+        )
+        if not tokenizer.chat_template:
+            raise BadInput(f"{self._model_path} has no chat template: an instruction-tuned target is wanted.")
+        return tokenizer
+
+    def __call__(self, conversation: Conversation) -> int:
+        """Tokens up to the place where the target answers the last user turn.
+
+        Replies in between are not known yet and count as one character. Raises Refused if the
+        chat template does (one without system messages, for example), and BadInput if there is none.
+        """
+        from jinja2 import TemplateError
+
+        messages = [{"role": "system", "content": conversation.system}] if conversation.system else []
+        for number, turn in enumerate(conversation.turns):
+            if number:
+                messages.append({"role": "assistant", "content": _UNKNOWN_REPLY})
+            messages.append({"role": "user", "content": turn})
+        try:
+            ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except TemplateError as error:
+            raise Refused("template", str(error)) from error
+        return len(ids)

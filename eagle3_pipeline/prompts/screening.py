@@ -1,0 +1,89 @@
+"""From a row to a prompt, or to the reason why it gives none. Every row gets exactly one of the two."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from eagle3_pipeline.prompts.conversation import Conversation, Reason, Refused, parse
+from eagle3_pipeline.prompts.near_duplicates import NearDuplicates, shingles
+from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.prompts.sources import Row
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A row that gives no prompt: where it stands, the reason that is counted, a detail for people."""
+
+    where: str
+    reason: Reason
+    detail: str
+
+    def to_json(self) -> dict[str, str]:
+        """The rejection as JSON values."""
+        return asdict(self)
+
+
+class Screening:
+    """Judges rows one after the other; of two similar prompts the earlier one stays.
+
+    A verdict depends on the rows before it only, so the prompts kept of fewer rows are a prefix of
+    those kept of more.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens_of: Callable[[Conversation], int],
+        max_prompt_tokens: int,
+        near_duplicate_similarity: float,
+        held_out: Iterable[Prompt] = (),
+    ) -> None:
+        """`tokens_of` counts the tokens of a conversation (ChatLength); no prompt kept is near one held out."""
+        self._tokens_of = tokens_of
+        self._max_prompt_tokens = max_prompt_tokens
+        self._texts: dict[tuple[str, ...], str] = {}
+        self._kept = NearDuplicates(near_duplicate_similarity)
+        self._held_out = NearDuplicates(near_duplicate_similarity)
+        self._held_out_texts: dict[str, str] = {}
+        for prompt in held_out:
+            first = prompt.turns[0]  # the one that the evaluation sends
+            self._held_out_texts.setdefault(_plain(first), prompt.source)
+            self._held_out.add(prompt.source, shingles(first))
+
+    def judge(self, row: Row) -> Prompt | Rejection:
+        """The prompt of a row, remembered for the rows to come, or why there is none."""
+        try:
+            conversation = parse(row.value, row.column)
+            self._check_length(conversation)
+            self._check_evaluation(conversation)
+            self._check_duplicates(conversation, row)
+        except Refused as refused:
+            return Rejection(row.where, refused.reason, refused.detail)
+        return Prompt.create(conversation.turns, system=conversation.system, source=row.source)
+
+    def _check_length(self, conversation: Conversation) -> None:
+        tokens = self._tokens_of(conversation)
+        if tokens > self._max_prompt_tokens:
+            bound = self._max_prompt_tokens
+            raise Refused("too_long", f"{tokens} tokens, prompts.max_prompt_tokens is {bound}")
+
+    def _check_evaluation(self, conversation: Conversation) -> None:
+        for turn in conversation.turns:
+            if (name := self._held_out_texts.get(_plain(turn))) is not None:
+                raise Refused("near_evaluation", f"same as one of {name}")
+            if (found := self._held_out.find(shingles(turn))) is not None:
+                raise Refused("near_evaluation", f"similarity {found[1]:.2f} to one of {found[0]}")
+
+    def _check_duplicates(self, conversation: Conversation, row: Row) -> None:
+        plain = tuple(_plain(turn) for turn in conversation.turns)
+        if plain in self._texts:
+            raise Refused("duplicate", f"same as {self._texts[plain]}")
+        # Without the system message: a long one, the same in all rows, would make all of them similar.
+        elements = frozenset().union(*(shingles(turn) for turn in conversation.turns))
+        if (found := self._kept.find(elements)) is not None:
+            raise Refused("near_duplicate", f"similarity {found[1]:.2f} to {found[0]}")
+        self._texts[plain] = row.where
+        self._kept.add(row.where, elements)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
