@@ -13,11 +13,12 @@ The count of prompts is in no fingerprint of a sample: raising it redoes nothing
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.durable_files import sha256_of_file
-from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.errors import BadInput, MissingInput
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
@@ -56,7 +57,7 @@ class Lineage:
         path = self.recipe.target.path
         if path is not None and path.is_dir():
             inputs["content"] = {
-                file.name: sha256_of_file(file) for file in sorted(path.glob("*.json")) if file.is_file()
+                file.name: _checksum(file) for file in sorted(path.glob("*.json")) if file.is_file()
             }
         return self._place("target_model", inputs)
 
@@ -73,7 +74,9 @@ class Lineage:
         return fingerprint(
             {
                 "sources": [_source(source) for source in recipe.settings("prompts")["prompts"]["sources"]],
-                "held_out": [sha256_of_file(one.path) for one in recipe.evaluation.sets if one.path.is_file()],
+                "held_out": [
+                    {"path": _checksum(one.path), "column": one.column} for one in recipe.evaluation.sets
+                ],
                 "seed": recipe.prompts.seed,
                 "max_prompt_tokens": recipe.prompts.max_prompt_tokens,
                 "near_duplicate_similarity": recipe.prompts.near_duplicate_similarity,
@@ -164,6 +167,13 @@ class Lineage:
         }
         return self._place("released_draft", inputs)
 
+    def released(self) -> Manifest | None:
+        """The release, if everything on the way to it is there."""
+        try:
+            return self.released_draft().manifest()
+        except MissingInput:
+            return None
+
     def _base_draft(self) -> str | None:
         return self.base_draft().require().digest if self.recipe.base_draft else None
 
@@ -179,8 +189,17 @@ class Lineage:
 def _source(settings: dict[str, Any]) -> dict[str, Any]:
     """A source by what it holds: a local file by its checksum, so that it may be moved."""
     path = settings.get("path")
-    if path is None:
-        return settings
-    if not Path(path).is_file():
+    return settings if path is None else {**settings, "path": _checksum(Path(path))}
+
+
+def _checksum(path: Path) -> str:
+    if not path.is_file():
         raise BadInput(f"no file {path}, which the recipe names. Paths are relative to the recipe's folder.")
-    return {**settings, "path": sha256_of_file(Path(path))}
+    status = path.stat()
+    return _checksum_of_version(path, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _checksum_of_version(path: Path, _mtime_ns: int, _size: int) -> str:
+    """One reading per state of a file: places are computed for each shard, and sources may be large."""
+    return sha256_of_file(path)
