@@ -5,6 +5,7 @@ import dagster as dg
 from assets.identity import identity
 from assets.outcome import failures, outcome
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.room import require_room
 from eagle3_pipeline.target import make_target
 from resources import Storage
 
@@ -20,6 +21,9 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         with failures():
-            return outcome(lineage.target_model(), make_target(lineage))
+            manifest = make_target(lineage)
+            if lineage.released() is None:
+                require_room(lineage, manifest.facts)
+            return outcome(lineage.target_model(), manifest)
 
     return target_model

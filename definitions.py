@@ -1,0 +1,38 @@
+"""The code location: the assets, job and schedule of every loaded recipe, and what they share.
+
+EAGLE3_RECIPES (names separated by commas, default smollm2-cpu) says which recipes are loaded;
+EAGLE3_STORAGE (default ./data) is the storage root.
+"""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+
+from assets import assets_of
+from assets.pipeline import pipeline_job
+from eagle3_pipeline.recipe import Recipe, load_recipes
+from resources import GpuPartitions, Storage, VllmServers
+from resources.console import news_logger
+from sensors import nightly_schedule
+
+_HERE = Path(__file__).parent
+
+
+def _of(recipe: Recipe) -> dg.Definitions:
+    assets = assets_of(recipe)
+    job = pipeline_job(recipe, assets)
+    return dg.Definitions(assets=assets, jobs=[job], schedules=[nightly_schedule(recipe, job)])
+
+
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        resources={
+            "storage": Storage(root=os.environ.get("EAGLE3_STORAGE", str(_HERE / "data"))),
+            "servers": VllmServers(),
+            "gpus": GpuPartitions(),
+        },
+        loggers={"console": news_logger},
+    ),
+    *(_of(recipe) for recipe in load_recipes(_HERE / "recipes")),
+)

@@ -1,0 +1,36 @@
+"""What a run prints on a terminal: one line per piece of news, without Dagster's bookkeeping."""
+
+import logging
+import sys
+
+import dagster as dg
+
+
+class _NewsFormatter(logging.Formatter):
+    """`12:03:55 synthetic_samples    62/100 samples ...`; a failure with its own words, a bug with its trace."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "dagster_meta", {}) or {}
+        step = (fields.get("step_key") or "run").split("__")[-1]
+        # Dagster puts run id and step in front of its messages; the bare one is in the metadata.
+        message = fields.get("orig_message") or record.getMessage()
+        return f"{self.formatTime(record, '%H:%M:%S')} {step:<20} {message}{_reason(fields.get('dagster_event'))}"
+
+
+def _reason(event: dg.DagsterEvent | None) -> str:
+    if event is None or not event.is_step_failure:
+        return ""
+    data = event.step_failure_data
+    if data.user_failure_data is not None and data.user_failure_data.description:
+        return f"\n\n{data.user_failure_data.description}\n"
+    return f"\n\n{data.error.to_string()}\n" if data.error else ""
+
+
+@dg.logger(description="One readable line per message; Dagster's own events are in the web UI.")
+def news_logger(_: dg.InitLoggerContext) -> logging.Logger:
+    """The console logger of runs that are started with resources/console.yaml."""
+    logger = logging.Logger("eagle3", level=logging.INFO)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(_NewsFormatter())
+    logger.addHandler(handler)
+    return logger

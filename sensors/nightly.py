@@ -1,0 +1,31 @@
+"""The nightly schedule: makes what is missing, and skips while a run of the recipe is active."""
+
+import dagster as dg
+
+from eagle3_pipeline.recipe import Recipe
+
+_ACTIVE = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+
+def nightly_schedule(recipe: Recipe, job: dg.UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
+    """Runs `job` at 01:00; what is complete is found by its manifest and not made again."""
+
+    @dg.schedule(
+        name=f"{recipe.slug}_nightly",
+        job=job,
+        cron_schedule="0 1 * * *",
+        description="Makes what is missing or out of date; skips while a run of this job is active.",
+    )
+    def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        active = context.instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE), limit=1)
+        if active:
+            return dg.SkipReason(f"run {active[0].run_id[:8]} of {job.name} is {active[0].status.value}")
+        return dg.RunRequest(tags=job.tags)
+
+    return nightly
