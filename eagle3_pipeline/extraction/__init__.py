@@ -1,0 +1,1 @@
+"""From samples to hidden states: layer ids, the vLLM connector, capture, checks, and the step itself."""

@@ -1,0 +1,194 @@
+"""Asking the extraction server for the hidden states of one sample, and fetching the file it names.
+
+A request is one prefill: the sample's token ids as the prompt, one token to generate, greedily. The
+reply names a file in the staging folder, which appears when it is complete.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import tenacity
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eagle3_pipeline.errors import NotEnoughRoom, ServerNotReady, ServerRefused
+from eagle3_pipeline.extraction.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX
+
+_ATTEMPTS = 5
+# All samples in flight may wait for each other's prefill: 32 x 4096 tokens at 500 tokens/s, doubled.
+_READ_TIMEOUT_S = 600.0
+_FILE_TIMEOUT_S = 120.0  # from the reply to the complete file; the largest are a few hundred MB
+_LONGEST_WAIT_S = 60.0  # however long the server asks us to stay away
+_POLL_S = (0.002, 0.1)  # first and longest pause between two looks
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What the server computed: token_ids [tokens] and states [tokens, layers, hidden], on the CPU."""
+
+    token_ids: torch.Tensor
+    states: torch.Tensor
+
+
+class SampleRefusedError(Exception):
+    """The server answered 400: these token ids cannot be extracted, whoever asks again."""
+
+
+class _TransientError(Exception):
+    """Worth another attempt, after `retry_after_s` where the server says so."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Capture:
+    """Captures samples, `in_flight` at the same time. Use as an async context manager."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        staging: Path,
+        in_flight: int,
+        check_alive: Callable[[], Any],
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        first_wait_s: float = 0.5,
+        file_timeout_s: float = _FILE_TIMEOUT_S,
+    ) -> None:
+        """`check_alive` raises ServerDied when the server's process is gone; asked before each retry."""
+        self._model = model
+        self._staging = staging
+        self._check_alive = check_alive
+        self._first_wait_s = first_wait_s
+        self._file_timeout_s = file_timeout_s
+        # The semaphore, not the connection pool, is where samples wait: a time limit runs only once sent.
+        self._free = asyncio.Semaphore(in_flight)
+        self._client = httpx.AsyncClient(
+            base_url=base_url,
+            transport=transport,
+            timeout=httpx.Timeout(_READ_TIMEOUT_S, connect=10.0, write=60.0, pool=None),
+            limits=httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight),
+            trust_env=False,  # the server is on the loopback address; a proxy must not come between
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def fetch(self, token_ids: Sequence[int]) -> Captured:
+        """The hidden states of one sample; its file is gone from the staging folder afterwards.
+
+        Raises SampleRefusedError (400), ServerRefused (it is no extraction server of ours), ServerDied,
+        ServerNotReady (alive, but still failing after several attempts), NotEnoughRoom.
+        """
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_TransientError),
+            stop=tenacity.stop_after_attempt(_ATTEMPTS),
+            wait=self._wait,
+            before_sleep=lambda _: self._check_alive(),
+        )
+        async with self._free:
+            try:
+                return await retrying(self._attempt, token_ids)
+            except tenacity.RetryError as error:
+                self._check_alive()
+                cause = error.last_attempt.exception()
+                raise ServerNotReady(
+                    f"the extraction server lives, but a sample of {len(token_ids)} tokens failed "
+                    f"{_ATTEMPTS} times, "
+                    f"at last with: {cause}. See the server's log, then materialise hidden_state_shards "
+                    "again: finished parts are kept."
+                ) from cause
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        """Seconds to the next attempt: what the server asks for (Retry-After), else doubling with jitter."""
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, _TransientError) and error.retry_after_s is not None:
+            return min(error.retry_after_s, _LONGEST_WAIT_S)
+        return self._first_wait_s * float(2 ** (state.attempt_number - 1)) * random.uniform(0.5, 1.5)
+
+    async def _attempt(self, token_ids: Sequence[int]) -> Captured:
+        body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
+        try:
+            reply = await self._client.post("/v1/completions", json=body)
+        except httpx.TransportError as error:
+            raise _TransientError(f"{type(error).__name__}: {error}") from error
+        self._judge(reply)
+        path = self._named_file(reply)
+        await self._wait_for(path)
+        return await asyncio.to_thread(_load_and_delete, path)
+
+    def _judge(self, reply: httpx.Response) -> None:
+        if reply.status_code == HTTPStatus.OK:
+            return
+        said = f"HTTP {reply.status_code}: {reply.text[:300]}"
+        if reply.status_code == HTTPStatus.BAD_REQUEST:
+            raise SampleRefusedError(said)
+        if (
+            reply.status_code in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+            or reply.is_server_error
+        ):
+            asked = reply.headers.get("retry-after", "")
+            raise _TransientError(said, float(asked) if asked.isdigit() else None)
+        raise ServerRefused(f"the extraction server answers {said}. Is it the server of this recipe?")
+
+    def _named_file(self, reply: httpx.Response) -> Path:
+        try:
+            path = Path(reply.json()["kv_transfer_params"]["hidden_states_path"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerRefused(
+                "the server's reply names no kv_transfer_params.hidden_states_path "
+                f"({reply.text[:200]}). It runs "
+                "without the hidden-states connector: stop it, so that it is started with the right flags."
+            ) from error
+        if path.parent.resolve() != self._staging.resolve():
+            raise ServerRefused(
+                f"the extraction server writes to {path.parent}, expected {self._staging}. Stop it, so "
+                "that it is started with the right flags."
+            )
+        return path
+
+    async def _wait_for(self, path: Path) -> None:
+        """Return when `path` is there, which means complete; raises NotEnoughRoom and _TransientError."""
+        pause, longest = _POLL_S
+        deadline = asyncio.get_running_loop().time() + self._file_timeout_s
+        while not path.exists():
+            if (mark := path.with_name(path.name + NO_ROOM_SUFFIX)).exists():
+                mark.unlink()
+                raise NotEnoughRoom(
+                    f"the disk of {path.parent} is full: the extraction server could not write a file there. "
+                    "Free some space and materialise hidden_state_shards again: finished shards and "
+                    "parts are kept."
+                )
+            if (mark := path.with_name(path.name + FAILED_SUFFIX)).exists():
+                said = mark.read_text()
+                mark.unlink()
+                raise _TransientError(f"the server could not write {path.name}: {said}")
+            if asyncio.get_running_loop().time() > deadline:
+                raise _TransientError(f"{path} was named {self._file_timeout_s:.0f} s ago and is not there")
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, longest)
+
+
+def _load_and_delete(path: Path) -> Captured:
+    try:
+        with safe_open(path, framework="pt") as file:
+            captured = Captured(file.get_tensor("token_ids"), file.get_tensor("hidden_states"))
+    except (OSError, SafetensorError) as error:
+        raise _TransientError(f"{path} cannot be read: {error}") from error
+    finally:
+        path.unlink(missing_ok=True)
+    return captured

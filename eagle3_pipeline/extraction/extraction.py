@@ -1,0 +1,142 @@
+"""The step `hidden_state_shards`: hidden states of the target for all samples that train.
+
+    synthetic_samples/<shard>  ->  extraction server  ->  hidden_state_shards/<shard>
+
+The server is opened once for all missing shards. Nothing heavy is imported until there is work.
+"""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle3_pipeline.durable_files import require_free_bytes
+from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.extraction.layers import check_layers
+from eagle3_pipeline.extraction.staging import staging_folder
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.shards.format import ShardLayout
+
+if TYPE_CHECKING:
+    from eagle3_pipeline.serving.server import RunningServer
+
+_logger = logging.getLogger(__name__)
+
+
+def extract_shards(
+    lineage: Lineage, shards: Sequence[str], on_shard: Callable[[str, Manifest], None]
+) -> dict[str, Manifest]:
+    """Make the hidden states of `shards`; those that are made already are left as they are.
+
+    `on_shard` is called once for each shard, made before or now: first for those that are there,
+    then as the others become complete. Raises MissingInput without samples and their audit,
+    RecipeError for layers that the target does not have, QualityError when over 1 % of a shard is
+    quarantined, NotEnoughRoom when a disk is full, and what the server raises. Finished shards, and
+    finished parts of an unfinished one, stand.
+    """
+    target = lineage.target_model().require().facts
+    check_layers(lineage.recipe.extraction.layers, int(target["num_layers"]))
+    lineage.sample_audit().require()
+    made: dict[str, Manifest] = {}
+    for shard in shards:
+        manifest = lineage.hidden_state_shards(shard).manifest()
+        if manifest is not None:
+            made[shard] = manifest
+            on_shard(shard, manifest)
+    missing = [shard for shard in shards if shard not in made]
+
+    def finished(manifest: Manifest) -> None:
+        shard = str(manifest.shard)
+        made[shard] = manifest
+        _logger.info(
+            f"hidden states of {shard} are made: {manifest.facts['samples']:,} samples, "
+            f"{manifest.facts['tokens']:,} tokens, {manifest.bytes / 2**20:,.0f} MiB"
+        )
+        on_shard(shard, manifest)
+
+    if missing:
+        _extract(lineage, missing, finished)
+    return {shard: made[shard] for shard in shards}
+
+
+def longest_sample(lineage: Lineage) -> int:
+    """Tokens to which samples are cut: max_sample_tokens, and one less than the server's longest sequence.
+
+    The request generates one token, which must have its place in the server's sequence.
+    """
+    recipe = lineage.recipe
+    longest = recipe.server.extraction.max_model_len or lineage.target_model().require().facts["max_context"]
+    return min(recipe.extraction.max_sample_tokens, int(longest) - 1)
+
+
+def _extract(lineage: Lineage, missing: list[str], finished: Callable[[Manifest], None]) -> None:
+    from eagle3_pipeline.serving.server import open_server
+    from eagle3_pipeline.serving.specification import extraction_server
+
+    layout = _layout(lineage)
+    settings = lineage.recipe.extraction
+    window = 2 * settings.in_flight
+    staged = window * longest_sample(lineage) * layout.bytes_per_token
+    part = int(settings.part_gib * 2**30)
+    require_free_bytes(lineage.folder, staged + part, "the staging of hidden states and one part of a shard")
+    try:
+        with (
+            staging_folder(lineage.folder / "staging" / "hidden_states") as staging,
+            open_server(extraction_server(lineage, staging), lineage.folder / "logs") as server,
+        ):
+            _stream(lineage, missing, layout, staging, server, finished)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NotEnoughRoom(
+            f"the disk of {lineage.folder} is full ({error}). Finished shards and parts stand. Free some "
+            "space or point EAGLE3_STORAGE to a larger disk, then materialise hidden_state_shards again."
+        ) from error
+
+
+def _layout(lineage: Lineage) -> ShardLayout:
+    target = lineage.target_model().require().facts
+    return ShardLayout(
+        lineage.recipe.extraction.layers, int(target["hidden_size"]), str(target["model_fingerprint"])
+    )
+
+
+def _stream(
+    lineage: Lineage,
+    missing: list[str],
+    layout: ShardLayout,
+    staging: Path,
+    server: "RunningServer",
+    finished: Callable[[Manifest], None],
+) -> None:
+    from eagle3_pipeline.extraction.capture import Capture
+    from eagle3_pipeline.extraction.plan import plan_shard
+    from eagle3_pipeline.extraction.progress import Progress
+    from eagle3_pipeline.extraction.shard_work import ShardWork
+    from eagle3_pipeline.extraction.stream import stream
+    from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, read_samples
+
+    recipe = lineage.recipe
+    longest = longest_sample(lineage)
+    sources = {shard: lineage.synthetic_samples(shard) for shard in missing}
+
+    def works() -> Iterator[ShardWork]:
+        for shard, source in sources.items():
+            plan = plan_shard(
+                read_samples(source.folder / SAMPLES_NAME),
+                train_truncated=recipe.generation.train_truncated,
+                longest=longest,
+            )
+            place = lineage.hidden_state_shards(shard)
+            yield ShardWork(place, plan, layout, int(recipe.extraction.part_gib * 2**30))
+
+    async def run() -> None:
+        progress = Progress(sum(int(source.require().facts["samples"]) for source in sources.values()))
+        in_flight = recipe.extraction.in_flight
+        async with Capture(server.base_url, server.model, staging, in_flight, server.check_alive) as capture:
+            await stream(works(), capture, layout, 2 * in_flight, progress, finished)
+
+    asyncio.run(run())

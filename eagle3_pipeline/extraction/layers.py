@@ -1,0 +1,61 @@
+"""Which hidden state a layer id means. The convention is written here once; nobody else converts.
+
+    embedding ── [layer 0] ── [layer 1] ── ... ── [layer N-1] ── final norm ── head
+              0            1            2                      N
+
+Id k is what enters layer k: Hugging Face `hidden_states[k]`, vLLM's
+`eagle_aux_hidden_state_layer_ids`, the recipe's `extraction.layers`. Id N = the number of layers is
+what leaves the last layer *before* the final norm (Hugging Face's last entry is after it). SGLang
+and SpecForge count the output of layer k: their k is our k + 1.
+"""
+
+from collections.abc import Sequence
+
+from eagle3_pipeline.errors import RecipeError
+
+CONVENTION = "input-of-layer"
+"""Name of the convention, as it stands in each shard's header."""
+
+
+def from_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids as SGLang and SpecForge count them (output of layer k) to ids as they are counted here."""
+    return tuple(layer + 1 for layer in ids)
+
+
+def to_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids as they are counted here to ids as SGLang and SpecForge count them; raises RecipeError on id 0."""
+    if 0 in ids:
+        raise RecipeError(f"layer ids {list(ids)}: id 0 is the embedding, which is the output of no layer")
+    return tuple(layer - 1 for layer in ids)
+
+
+def check_layers(ids: Sequence[int], num_layers: int) -> None:
+    """Raise RecipeError unless `ids` rise, leave out the embedding and end with `num_layers`.
+
+    The last id is wanted because training compares the draft with what the target's final norm and
+    head make of it. Some engines take an id that they do not have and capture nothing for it.
+    """
+    listed = list(ids)
+    if not listed or listed != sorted(set(listed)):
+        raise RecipeError(f"extraction.layers {listed} must rise strictly and not be empty")
+    if listed[0] < 1:
+        raise RecipeError(
+            f"extraction.layers {listed}: id {listed[0]} is below 1 (0 is the embedding, which the draft "
+            "has already)"
+        )
+    if listed[-1] > num_layers:
+        raise RecipeError(
+            f"extraction.layers {listed}: id {listed[-1]} is more than the target's {num_layers} layers. "
+            f"Id k is what enters layer k; {num_layers} is the last layer's output before the final norm."
+        )
+    if listed[-1] != num_layers:
+        raise RecipeError(
+            f"extraction.layers {listed} lacks {num_layers}, the last layer's output before the final "
+            "norm, which "
+            f"training needs. Ids of outputs of layers (SGLang, SpecForge) must be raised by one. Use "
+            f"{[*listed, num_layers]}."
+        )
+    if len(listed) < 2:
+        raise RecipeError(
+            f"extraction.layers {listed}: at least one layer beside the last must feed the draft"
+        )

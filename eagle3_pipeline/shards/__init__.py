@@ -1,0 +1,1 @@
+"""Hidden-state shards on disk: format, writer, reader, inspection."""

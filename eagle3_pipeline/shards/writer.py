@@ -1,0 +1,179 @@
+"""Writing one hidden-state shard: parts of bounded size, each complete before it has its name.
+
+    <shard>/
+        .part-00001.safetensors.tmp     being written
+        part-00000.safetensors          complete
+        parts.journal                   one line per complete part; gone when the shard has its manifest
+        manifest.json                   written by the step, last
+
+A part is written, fsynced, renamed, and then listed in the journal. A part that is not listed was
+not finished: the next writer removes it and its samples are made again.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import torch
+
+from eagle3_pipeline.durable_files import Journal, fsync_folder
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.shards.format import (
+    ShardLayout,
+    bytes_of_empty_part,
+    bytes_of_sample,
+    encode_header,
+    read_header,
+)
+
+JOURNAL_NAME = "parts.journal"
+_STEP_BYTES = 64 << 20  # written at once: keeps a kill and other writers responsive
+
+
+@dataclass(frozen=True)
+class _Pending:
+    sample_id: str
+    hidden_states: torch.Tensor
+    token_ids: torch.Tensor
+    loss_mask: torch.Tensor
+
+
+class ShardWriter:
+    """Collects samples in memory and writes a part when the next sample would not fit.
+
+    Holds at most one part (`part_bytes`) in memory. A sample larger than that makes a part of its own.
+    """
+
+    def __init__(self, folder: Path, layout: ShardLayout, part_bytes: int, fingerprint: str) -> None:
+        """Open the shard at `folder`, or what a kill left of it; raises Busy and DamagedFile.
+
+        `fingerprint` is that of the thing that is written: parts of another one are not continued.
+        """
+        self.folder = folder
+        self.layout = layout
+        self._part_bytes = part_bytes
+        self._journal = Journal(folder / JOURNAL_NAME, fingerprint)
+        self._pending: list[_Pending] = []
+        self._pending_bytes = bytes_of_empty_part(layout)
+        self.done: set[str] = set()
+        self.tokens = 0
+        self.parts: list[Path] = []
+        try:
+            self._recover()
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def _recover(self) -> None:
+        for record in self._journal.records:
+            path = self.folder / record["part"]
+            header = read_header(path)
+            if header.file_bytes != record["bytes"] or header.layout != self.layout:
+                raise DamagedFile(
+                    f"{path}: {header.file_bytes} bytes of {header.layout}, expected {record['bytes']} "
+                    "bytes of "
+                    f"{self.layout}. Delete {self.folder} and materialise hidden_state_shards again."
+                )
+            self._list(path, header.sample_ids, header.tokens)
+        listed = set(self.parts)
+        for path in self.folder.iterdir():
+            if path not in listed and path.name.lstrip(".").startswith("part-"):
+                path.unlink()
+
+    def _list(self, path: Path, sample_ids: tuple[str, ...], tokens: int) -> None:
+        self.parts.append(path)
+        self.done.update(sample_ids)
+        self.tokens += tokens
+
+    def add(
+        self, sample_id: str, hidden_states: torch.Tensor, token_ids: torch.Tensor, loss_mask: torch.Tensor
+    ) -> None:
+        """Take one sample; the tensors are copied.
+
+        hidden_states [tokens, layers, hidden] bf16, token_ids [tokens], loss_mask [tokens]. Raises
+        ValueError for other shapes (they were checked before), and OSError when a part cannot be written.
+        """
+        tokens = len(token_ids)
+        expected = (tokens, len(self.layout.layer_ids), self.layout.hidden_size)
+        if not tokens or tuple(hidden_states.shape) != expected or hidden_states.dtype != torch.bfloat16:
+            raise ValueError(
+                f"{sample_id}: {hidden_states.dtype} {tuple(hidden_states.shape)}, expected bf16 "
+                f"{expected}, not empty"
+            )
+        if len(loss_mask) != tokens:
+            raise ValueError(f"{sample_id}: a mask of {len(loss_mask)} for {tokens} tokens")
+        size = bytes_of_sample(sample_id, tokens, self.layout)
+        if self._pending and self._pending_bytes + size > self._part_bytes:
+            self._write_part()
+        self._pending_bytes += size
+        self._pending.append(
+            _Pending(sample_id, hidden_states.clone(), token_ids.to(torch.int64), loss_mask.to(torch.bool))
+        )
+
+    def complete(self) -> list[Path]:
+        """Write what is left and return the paths of all parts, for the manifest."""
+        if self._pending:
+            self._write_part()
+        return list(self.parts)
+
+    def close(self, *, finished: bool = False) -> None:
+        """Free the lock. With `finished` (the manifest stands) the journal has done its work and goes."""
+        self._pending.clear()
+        if finished:
+            self._journal.path.unlink()
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_part(self) -> None:
+        path = self.folder / f"part-{len(self.parts):05d}.safetensors"
+        temporary = path.with_name(f".{path.name}.tmp")
+        sample_ids = tuple(sample.sample_id for sample in self._pending)
+        tokens = sum(len(sample.token_ids) for sample in self._pending)
+        try:
+            with temporary.open("wb") as file:
+                file.write(encode_header(self.layout, sample_ids, tokens))
+                _write_data(file, self._pending)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(self.folder)
+        record: dict[str, Any] = {
+            "part": path.name,
+            "bytes": size,
+            "samples": len(sample_ids),
+            "tokens": tokens,
+        }
+        self._journal.append([record])
+        self._list(path, sample_ids, tokens)
+        self._pending = []
+        self._pending_bytes = bytes_of_empty_part(self.layout)
+
+
+def _write_data(file: BinaryIO, samples: list[_Pending]) -> None:
+    lengths = torch.tensor([0, *(len(sample.token_ids) for sample in samples)], dtype=torch.int64)
+    _write_tensor(file, lengths.cumsum(0))
+    for sample in samples:
+        _write_tensor(file, sample.hidden_states)
+    for sample in samples:
+        _write_tensor(file, sample.token_ids)
+    for sample in samples:
+        _write_tensor(file, sample.loss_mask)
+
+
+def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
+    data = tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
+    for start in range(0, len(data), _STEP_BYTES):
+        file.write(data[start : start + _STEP_BYTES])
