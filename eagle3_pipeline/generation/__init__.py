@@ -1,0 +1,1 @@
+"""Generation: prompts to samples, by asking the target's own server."""

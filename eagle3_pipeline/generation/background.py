@@ -1,0 +1,61 @@
+"""A coroutine in a thread of its own, so that the caller's thread stays free for signals and callbacks.
+
+A signal handler that raises (Ctrl-C, an orchestrator's cancel) interrupts whatever its thread runs.
+In an event loop that may be any callback, and some swallow the exception; here it only ever
+interrupts a wait, and the coroutine is then cancelled in good order.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+
+class Background:
+    """Runs `work()`; a context manager. Leaving it early cancels the work and waits for its end."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], on_end: Callable[[], None]) -> None:
+        self._work = work
+        self._on_end = on_end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._begun = threading.Event()
+        # A daemon: a second Ctrl-C while its end is awaited must be able to end the process.
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+
+    def result(self) -> None:
+        """Raise what the work raised; to be called after `on_end`."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._begun.set()
+            self._on_end()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._work())
+        self._begun.set()
+        await self._task
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._begun.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread.is_alive() and self._loop is not None and self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop closed in this very moment: the work is over
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()

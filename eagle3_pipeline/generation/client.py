@@ -1,0 +1,160 @@
+"""The HTTP client of the generation server: one question, one reply, with bounded patience.
+
+A request waits for its slot first, and only then do connection and clock start, so that time in the
+queue never counts against the limit. Tried again, with growing and jittered pauses: what may pass
+(no connection, HTTP 408, 409, 425, 429, 5xx). Not tried again: HTTP 400 (a refusal) and a request
+that ran over its limit (it would take as long once more).
+"""
+
+import asyncio
+import email.utils
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+from tenacity.wait import wait_random_exponential
+
+from eagle3_pipeline.errors import ServerRefused
+from eagle3_pipeline.generation.reply import Refused, Reply, Unanswered, read_reply
+from eagle3_pipeline.recipe.settings import Generation
+
+_PASSING_STATUS = {408, 409, 425, 429}
+_ATTEMPTS = 6
+_LONGEST_PAUSE_S = 30.0
+_CONNECT_S = 10.0
+_WRITE_S = 30.0
+# As many connections as slots, so nobody waits for one; a wait would be an error of ours.
+_POOL_S = 30.0
+# uvicorn closes a connection that idled for 5 s; reusing one at that moment fails.
+_KEEPALIVE_S = 3.0
+
+Message = dict[str, str]
+
+
+class GenerationClient:
+    """Asks one server for chat completions; an async context manager.
+
+    `on_trouble(reason)` hears of every attempt that failed and may raise to end it all.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        settings: Generation,
+        *,
+        on_trouble: Callable[[str], None] = lambda reason: None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.sampling = sampling_of(settings)
+        self._model = model
+        self._limit_s = settings.request_timeout_s
+        self._slots = asyncio.Semaphore(settings.in_flight)
+        self._on_trouble = on_trouble
+        self._sleep = sleep
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            transport=transport,
+            timeout=httpx.Timeout(connect=_CONNECT_S, read=self._limit_s, write=_WRITE_S, pool=_POOL_S),
+            limits=httpx.Limits(
+                max_connections=settings.in_flight,
+                max_keepalive_connections=settings.in_flight,
+                keepalive_expiry=_KEEPALIVE_S,
+            ),
+            trust_env=False,  # the server is on this machine: a proxy in the environment is not meant
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def ask(self, messages: list[Message]) -> Reply:
+        """The reply to a conversation; raises Refused, Unanswered, ServerRefused and ServerError."""
+        body = {"model": self._model, "messages": messages, "return_token_ids": True, **self.sampling}
+        async with self._slots:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception(lambda error: isinstance(error, Unanswered) and error.again),
+                stop=stop_after_attempt(_ATTEMPTS),
+                wait=_pause,
+                sleep=self._sleep,
+                reraise=True,
+            ):
+                with attempt:
+                    return await self._attempt(body)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, body: dict[str, Any]) -> Reply:
+        try:
+            return _judge(await self._send(body))
+        except Unanswered as trouble:
+            self._on_trouble(trouble.reason)
+            raise
+
+    async def _send(self, body: dict[str, Any]) -> httpx.Response:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._http.post("/v1/chat/completions", json=body)
+        except (TimeoutError, httpx.ReadTimeout) as error:
+            detail = f"no reply within request_timeout_s = {self._limit_s:g}"
+            raise Unanswered("timeout", detail, again=False) from error
+        except httpx.TransportError as error:
+            raise Unanswered(f"connection {type(error).__name__}", str(error), again=True) from error
+
+
+def sampling_of(settings: Generation) -> dict[str, Any]:
+    """The sampling settings of a request. No seed: vLLM's CPU backend dies of one."""
+    names = ("max_completion_tokens", "temperature", "top_p", "top_k")
+    return {name: getattr(settings, name) for name in names}
+
+
+def _judge(response: httpx.Response) -> Reply:
+    status = response.status_code
+    if status == 200:
+        try:
+            body = response.json()
+        except ValueError as error:
+            raise Unanswered("broken JSON", response.text[:200], again=True) from error
+        return read_reply(body)
+    text = response.text[:500]
+    if status == 400:
+        raise Refused(text)
+    if status in _PASSING_STATUS or status >= 500:
+        wait_s = _retry_after_s(response.headers.get("retry-after"))
+        raise Unanswered(f"HTTP {status}", text, again=True, retry_after_s=wait_s)
+    raise ServerRefused(
+        f"HTTP {status} from {response.request.url}: {text}. Expected 200, or 400 for a prompt that does not "
+        "fit: look whether the server is of this recipe (`/v1/models`) and read its log."
+    )
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds of a Retry-After header, which holds a number or an HTTP date; None where it has no sense."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+_growing = wait_random_exponential(multiplier=1, max=_LONGEST_PAUSE_S)
+
+
+def _pause(state: RetryCallState) -> float:
+    """What the server asks for and a little more, so that not all come at once; else a random pause."""
+    error = state.outcome.exception() if state.outcome else None
+    jittered = float(_growing(state))
+    asked = error.retry_after_s if isinstance(error, Unanswered) else None
+    return jittered if asked is None else min(asked, 2 * _LONGEST_PAUSE_S) + min(jittered, 1.0)

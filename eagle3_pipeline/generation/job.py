@@ -1,0 +1,159 @@
+"""The job of one call: one queue of conversations over all shards, asked by as many workers as fit.
+
+A worker takes the next conversation, whichever shard it is of, so that the server stays full across
+the borders of shards. Replies go to a writer, which appends them to the journals in batches of at
+most a fifth of a second, and finishes a shard the moment its last reply is on the disk.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from eagle3_pipeline.errors import ServerNotReady
+from eagle3_pipeline.generation.begin_token import BeginToken
+from eagle3_pipeline.generation.breaker import Breaker
+from eagle3_pipeline.generation.conversation import Conversation
+from eagle3_pipeline.generation.first_replies import FirstReplies
+from eagle3_pipeline.generation.progress import Pulse
+from eagle3_pipeline.generation.reply import Refused, Reply, Unanswered
+from eagle3_pipeline.generation.shard_work import ShardWork
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.samples.sample import Sample
+
+_logger = logging.getLogger(__name__)
+
+# The longest that a reply waits for its fsync: what a kill can lose.
+_BATCH_S = 0.2
+
+
+class Asks(Protocol):
+    """What the job needs of a client."""
+
+    @property
+    def sampling(self) -> dict[str, Any]: ...
+
+    async def ask(self, messages: list[dict[str, str]]) -> Reply: ...
+
+
+class Job:
+    """Makes all samples of `works`; `on_shard` is called in the job's thread as each shard is finished."""
+
+    def __init__(
+        self,
+        works: list[ShardWork],
+        pulse: Pulse,
+        breaker: Breaker,
+        *,
+        in_flight: int,
+        server: str,
+        begin_token: BeginToken,
+        reasoning_parser: str | None,
+        on_shard: Callable[[str, Manifest], None],
+    ) -> None:
+        self._works = works
+        self._pulse = pulse
+        self._breaker = breaker
+        self._in_flight = in_flight
+        self._server = server
+        self._begin_token = begin_token
+        self._first_replies = FirstReplies(reasoning_parser)
+        self._on_shard = on_shard
+        # Lazy, so that a finished shard's replies can be forgotten.
+        self._queue = ((work, one) for work in works for one in work.conversations if one.turns_left)
+        self._shard_of = {
+            name: work.name for work in works for one in work.conversations for name in one.sample_ids
+        }
+        self._to_write: list[Sample] = []
+        self._news = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._given_up: dict[str, str] = {}
+
+    async def run(self, client: Asks) -> None:
+        """Ask for all turns; raises ServerError and its kinds, BadInput and QualityError.
+
+        However it ends, what was answered is in the journals, and nothing is marked as failed.
+        """
+        writer = asyncio.create_task(self._write())
+        workers = [asyncio.create_task(self._work(client)) for _ in range(self._in_flight)]
+        asking: asyncio.Future[list[None]] = asyncio.gather(*workers)
+        both: list[asyncio.Future[Any]] = [asking, writer]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._to_write += self._first_replies.rest()
+            self._closing.set()
+            self._news.set()
+            await writer
+        await asking
+        if self._given_up:
+            name, reason = next(iter(self._given_up.items()))
+            raise ServerNotReady(
+                f"{len(self._given_up)} requests got no reply (first {name}: {reason}); all others are "
+                "recorded. Start again to send just these. If they only take long, raise "
+                "generation.request_timeout_s or lower generation.in_flight."
+            )
+
+    async def _work(self, client: Asks) -> None:
+        for work, conversation in self._queue:
+            work.started_at = work.started_at or time.monotonic()
+            while conversation.turns_left:
+                self._pulse.sent()
+                try:
+                    sample = await self._ask(client, conversation)
+                finally:
+                    self._pulse.returned()
+                if sample is None:
+                    break
+                self._accept(sample, conversation)
+
+    async def _ask(self, client: Asks, conversation: Conversation) -> Sample | None:
+        """The next sample of a conversation, or None when its request was given up for this call."""
+        name = conversation.next_id
+        try:
+            reply = await client.ask(conversation.messages())
+        except Refused as refusal:
+            self._breaker.replied()
+            _logger.warning(f"{name} is refused by the server: {refusal}")
+            return conversation.add_refusal(str(refusal), client.sampling, self._server)
+        except Unanswered as trouble:
+            self._given_up[name] = str(trouble)
+            self._breaker.gave_up(trouble.reason)
+            return None
+        self._breaker.replied()
+        self._begin_token.check(reply.prompt_token_ids, name)
+        return conversation.add_reply(reply, client.sampling, self._server)
+
+    def _accept(self, sample: Sample, conversation: Conversation) -> None:
+        self._pulse.replied(len(sample.completion_token_ids), truncated=sample.finish_reason == "length")
+        if conversation.ended_early:
+            self._pulse.dropped(len(conversation.prompt.turns) - len(conversation.samples))
+        self._to_write += self._first_replies.admit(sample)
+        self._news.set()
+
+    async def _write(self) -> None:
+        while not self._closing.is_set() or self._to_write:
+            await self._news.wait()
+            if not self._closing.is_set():
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _BATCH_S)
+            batch, self._to_write = self._to_write, []
+            by_shard: dict[str, list[Sample]] = defaultdict(list)
+            for sample in batch:
+                by_shard[self._shard_of[sample.sample_id]].append(sample)
+            for work in self._works:
+                if work.name in by_shard:
+                    await self._record(work, by_shard[work.name])
+
+    async def _record(self, work: ShardWork, samples: list[Sample]) -> None:
+        await asyncio.to_thread(work.record, samples)
+        if work.is_complete:
+            manifest = await asyncio.to_thread(work.finish)
+            self._on_shard(work.name, manifest)

@@ -1,0 +1,132 @@
+"""One shard at work: its conversations, its journal, and how it becomes a finished shard.
+
+    synthetic_samples/<fp12>/p500-s007/
+        replies.jsonl        the journal, while it is being made (with replies.jsonl.lock)
+        samples.parquet      then all samples, in the order of the prompts and their turns
+        manifest.json        last; after it the journal goes
+
+The journal's lock keeps a second process out of the shard. It is taken before any request is sent.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from eagle3_pipeline.durable_files import Journal
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.generation.conversation import Conversation
+from eagle3_pipeline.manifest import Manifest, Place
+from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.samples.sample import VERDICTS, Sample
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, write_samples
+
+JOURNAL_NAME = "replies.jsonl"
+_BINS = 32
+
+
+class ShardWork:
+    """A shard that is being made; a context manager that holds its lock."""
+
+    def __init__(self, place: Place, prompts: list[Prompt]) -> None:
+        """Open the shard and take up what is recorded; raises Busy and DamagedFile."""
+        self.place = place
+        self.conversations = [Conversation(prompt) for prompt in prompts]
+        self.started_at: float | None = None
+        self._recorded: set[str] = set()
+        self._journal = Journal(place.folder / JOURNAL_NAME, place.fingerprint)
+        try:
+            self._take_up()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The shard's name, `p500-s007`."""
+        return str(self.place.shard)
+
+    @property
+    def recorded(self) -> int:
+        """Samples that are safe in the journal."""
+        return len(self._recorded)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every turn that can be asked has its sample in the journal."""
+        return all(
+            one.turns_left == 0 and all(sample.sample_id in self._recorded for sample in one.samples)
+            for one in self.conversations
+        )
+
+    def record(self, samples: list[Sample]) -> None:
+        """Append samples to the journal; when this returns they are on the disk."""
+        self._journal.append(sample.to_record() for sample in samples)
+        self._recorded.update(sample.sample_id for sample in samples)
+
+    def finish(self) -> Manifest:
+        """Write the Parquet file, then the manifest; then remove the journal."""
+        samples = [sample for one in self.conversations for sample in one.samples]
+        path = self.place.folder / SAMPLES_NAME
+        write_samples(path, samples)
+        manifest = self.place.finish([path], self._facts(samples))
+        self.close()
+        remove_journal(self.place)
+        self.conversations = []  # a whole run's token ids, as Python integers, would be gigabytes
+        return manifest
+
+    def close(self) -> None:
+        """Free the lock; what is recorded stays."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_up(self) -> None:
+        samples = [Sample.from_record(record) for record in self._journal.records]
+        by_id = {sample.sample_id: sample for sample in samples}
+        known = {name for one in self.conversations for name in one.sample_ids}
+        if foreign := by_id.keys() - known:
+            raise DamagedFile(
+                f"{self._journal.path} has {len(foreign)} samples of prompts that are not in this shard, "
+                f"first {min(foreign)}. Were the prompts made by another version? Move the journal away to "
+                "start the shard again."
+            )
+        self._recorded = set(by_id)
+        for one in self.conversations:
+            one.take_up(by_id)
+
+    def _facts(self, samples: list[Sample]) -> dict[str, Any]:
+        lengths = [len(sample.completion_token_ids) for sample in samples if sample.verdict != "refused"]
+        return {
+            "samples": len(samples),
+            **{verdict: sum(one.verdict == verdict for one in samples) for verdict in VERDICTS},
+            "prompt_tokens": sum(len(sample.prompt_token_ids) for sample in samples),
+            "completion_tokens": sum(lengths),
+            "completion_lengths": histogram(lengths),
+            "turns_not_asked": sum(len(one.prompt.turns) - len(one.samples) for one in self.conversations),
+            # Of the call that finished it: from the first request of the shard to its last reply.
+            "seconds": round(time.monotonic() - self.started_at, 3) if self.started_at is not None else 0.0,
+        }
+
+
+def remove_journal(place: Place) -> None:
+    """Remove what a finished shard no longer needs.
+
+    The lock's file may go although another process could be opening it just now: whoever gets a lock
+    of a finished shard sees the manifest and goes on.
+    """
+    for name in (JOURNAL_NAME, f"{JOURNAL_NAME}.lock"):
+        Path(place.folder / name).unlink(missing_ok=True)
+
+
+def histogram(lengths: list[int]) -> dict[str, list[int]]:
+    """Counts of lengths in up to 32 equal bins: bin k holds edges[k] <= length < edges[k + 1]."""
+    longest = max(lengths, default=0)
+    width = longest // _BINS + 1
+    counts = [0] * (longest // width + 1)
+    for length in lengths:
+        counts[length // width] += 1
+    return {"edges": [width * number for number in range(len(counts) + 1)], "counts": counts}
