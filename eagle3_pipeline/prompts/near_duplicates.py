@@ -1,24 +1,33 @@
-"""Near duplicates among texts: exact Jaccard similarity of their 5-word shingles, by an index of prefixes.
+"""Near duplicates among texts: Jaccard similarity of their 5-word shingles, by MinHash and an exact check.
 
-Two sets x, y of Jaccard similarity >= t share at least t |x| elements. Sort the elements of every set
-by one order; then x and y share an element within the first |x| - ceil(t |x|) + 1 of x and the first
-|y| - ceil(t |y|) + 1 of y (the prefix filter of Chaudhuri, Ganti and Kaushik, "A primitive operator for
-similarity joins in data cleaning", 2006). Only prefixes are indexed; each candidate is compared exactly.
-The order is that of hashes, so it is the same in every process.
+The minimum of a random hash over two sets is the same with a probability equal to their Jaccard
+similarity s (Broder, "On the resemblance and containment of documents", 1997). 128 such minima are cut
+into b bands of r; sets that agree in a whole band are compared exactly, so nothing is dropped by
+chance. A pair escapes with probability (1 - s^r)^b; r is the largest for which that is below 1 in 1,000
+for pairs right at the bound. Text that many prompts share, an instruction above each of them for
+example, makes few candidates, unlike in an index by shingle.
 
-Memory: 8 bytes per shingle, and about 150 bytes for each shingle in a prefix (30 % of them at t = 0.7).
+Memory: 8 bytes per shingle and about 4 kB of bands per set.
 """
 
 import array
 import hashlib
-import math
 import re
-from collections.abc import Iterator
+
+import numpy
 
 _WORDS_IN_SHINGLE = 5
 # Scripts written without spaces count each character as a word.
 _UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+
+_MINIMA = 128
+_HIGHEST_MISS = 1e-3
+_RANDOM = numpy.random.Generator(numpy.random.PCG64(5))
+_FACTORS = _RANDOM.integers(1 << 63, size=(_MINIMA, 1), dtype=numpy.uint64) * numpy.uint64(2) + numpy.uint64(
+    1
+)
+_SUMMANDS = _RANDOM.integers(1 << 63, size=(_MINIMA, 1), dtype=numpy.uint64)
 
 
 def shingles(text: str) -> frozenset[int]:
@@ -37,27 +46,31 @@ class NearDuplicates:
 
     def __init__(self, similarity: float) -> None:
         self._similarity = similarity
+        self._rows = _rows_per_band(similarity)
         self._names: list[str] = []
         self._sets: list[array.array[int]] = []
-        # One posting is kept as an int and several as a list: most shingles occur once.
-        self._postings: dict[int, int | list[int]] = {}
+        # One set in a band is kept as an int and several as a list: most bands hold one.
+        self._bands: dict[int, int | list[int]] = {}
 
     def add(self, name: str, elements: frozenset[int]) -> None:
-        """Remember a set under `name`."""
+        """Remember a set, which must not be empty, under `name`."""
         number = len(self._sets)
-        ordered = sorted(elements)
         self._names.append(name)
-        self._sets.append(array.array("Q", ordered))
-        for element in self._prefix(ordered):
-            found = self._postings.setdefault(element, number)
+        self._sets.append(array.array("Q", sorted(elements)))
+        for band in self._bands_of(elements):
+            found = self._bands.setdefault(band, number)
             if isinstance(found, list):
                 found.append(number)
             elif found != number:
-                self._postings[element] = [found, number]
+                self._bands[band] = [found, number]
 
     def find(self, elements: frozenset[int]) -> tuple[str, float] | None:
         """The first set added that is more similar than the bound, and how similar it is."""
-        for number in sorted(self._candidates(elements)):
+        candidates: set[int] = set()
+        for band in self._bands_of(elements):
+            found = self._bands.get(band, ())
+            candidates.update((found,) if isinstance(found, int) else found)
+        for number in sorted(candidates):
             other = self._sets[number]
             shared = len(elements.intersection(other))
             similarity = shared / (len(elements) + len(other) - shared)
@@ -65,17 +78,23 @@ class NearDuplicates:
                 return self._names[number], similarity
         return None
 
-    def _candidates(self, elements: frozenset[int]) -> set[int]:
-        found: set[int] = set()
-        for element in self._prefix(sorted(elements)):
-            numbers = self._postings.get(element, ())
-            found.update((numbers,) if isinstance(numbers, int) else numbers)
-        return {number for number in found if self._sizes_allow(len(elements), len(self._sets[number]))}
+    def _bands_of(self, elements: frozenset[int]) -> list[int]:
+        """A hash per band. Arithmetic is modulo 2^64; the high bits of a product are the mixed ones."""
+        values = numpy.fromiter(elements, dtype=numpy.uint64, count=len(elements))
+        minima = (_FACTORS * values + _SUMMANDS).min(axis=1)
+        bands = minima[: _MINIMA // self._rows * self._rows].reshape(-1, self._rows)
+        mixed = (bands * _FACTORS[: self._rows, 0]).sum(axis=1, dtype=numpy.uint64)
+        mixed += numpy.arange(len(bands), dtype=numpy.uint64)  # equal minima in two bands are two keys
+        keys: list[int] = mixed.tolist()
+        return keys
 
-    def _sizes_allow(self, size: int, other: int) -> bool:
-        return min(size, other) > self._similarity * max(size, other)
 
-    def _prefix(self, ordered: list[int]) -> Iterator[int]:
-        # The tolerance keeps a product such as 0.7 * 10 = 7.000000000000001 from losing an element.
-        shared = math.ceil(self._similarity * len(ordered) - 1e-9)
-        yield from ordered[: len(ordered) - shared + 1]
+def _rows_per_band(similarity: float) -> int:
+    rows = 1
+    while rows < _MINIMA and _miss(similarity, rows + 1) < _HIGHEST_MISS:
+        rows += 1
+    return rows
+
+
+def _miss(similarity: float, rows: int) -> float:
+    return float((1 - similarity**rows) ** (_MINIMA // rows))

@@ -37,7 +37,7 @@ class Screening:
         near_duplicate_similarity: float,
         held_out: Iterable[Prompt] = (),
     ) -> None:
-        """`tokens_of` counts a conversation's tokens (ChatLength); nothing kept is near a `held_out` prompt."""
+        """`tokens_of` counts tokens of a conversation, see ChatLength; rows near `held_out` are refused."""
         self._tokens_of = tokens_of
         self._max_prompt_tokens = max_prompt_tokens
         self._texts: dict[tuple[str, ...], str] = {}
