@@ -119,8 +119,9 @@ class Journal:
             if found == header:
                 return records
             if found is not None:
-                stamp = time.strftime("%Y%m%dT%H%M%S")
-                self.path.rename(self.path.with_name(f"{self.path.name}.{found.get('fingerprint', 'x')[:12]}-{stamp}"))
+                # Nanoseconds, so that none set aside before is overwritten.
+                other = str(found.get("fingerprint", "unknown"))[:12]
+                self.path.rename(self.path.with_name(f"{self.path.name}.{other}-{time.time_ns()}"))
         write_atomic(self.path, json.dumps(header) + "\n")
         return []
 
@@ -169,8 +170,8 @@ def _read_journal(path: Path, *, repair: bool) -> tuple[dict[str, Any] | None, l
             if is_tail:
                 break
             raise DamagedFile(
-                f"{path}, line {number + 1}: not a JSON object ({line[:60]!r}...). A kill only tears the last "
-                "line, so something else wrote here. Move the file away to make its records again."
+                f"{path}, line {number + 1}: not a JSON object ({line[:60]!r}...). A kill only tears the "
+                "last line, so something else wrote here. Move the file away to make its records again."
             ) from error
         values.append(value)
         good_bytes += len(line) + 1

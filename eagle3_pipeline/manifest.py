@@ -49,7 +49,9 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Identity of what came out: the same bytes give the same digest, whenever they were made."""
-        return fingerprint([self.asset, self.fingerprint, self.shard, [asdict(entry) for entry in self.files]])
+        return fingerprint(
+            [self.asset, self.fingerprint, self.shard, [asdict(entry) for entry in self.files]]
+        )
 
     @property
     def bytes(self) -> int:
@@ -75,8 +77,8 @@ class Place:
         found = read_manifest(path)
         if (found.asset, found.fingerprint, found.shard) != (self.asset, self.fingerprint, self.shard):
             raise DamagedFile(
-                f"{path} is of {found.asset} {found.fingerprint[:12]} {found.shard or ''}, expected {self.asset} "
-                f"{self.fingerprint[:12]} {self.shard or ''}. Was the folder moved or copied by hand?"
+                f"{path} is of {found.asset} {found.fingerprint[:12]} {found.shard or ''}, expected "
+                f"{self.asset} {self.fingerprint[:12]} {self.shard or ''}. Was the folder moved or copied by hand?"
             )
         return found
 
@@ -85,7 +87,9 @@ class Place:
         found = self.manifest()
         if found is None:
             name = f"{self.asset} {self.shard}" if self.shard else self.asset
-            raise MissingInput(f"{name} is not made yet: no {self.folder / MANIFEST_NAME}. Materialise it first.")
+            raise MissingInput(
+                f"{name} is not made yet: no {self.folder / MANIFEST_NAME}. Materialise it first."
+            )
         return found
 
     def finish(self, files: Iterable[Path], facts: dict[str, Any]) -> Manifest:
@@ -131,10 +135,12 @@ def read_manifest(path: Path) -> Manifest:
         value["files"] = tuple(FileEntry(**entry) for entry in value["files"])
         manifest = Manifest(**value)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{path} is not a manifest ({error}). Delete it to make the thing again.") from error
+        raise DamagedFile(
+            f"{path} is not a manifest ({error}). Delete it to make the thing again."
+        ) from error
     if manifest.format != _FORMAT or manifest.digest != digest:
         raise DamagedFile(
-            f"{path}: format {manifest.format} with digest {digest[:12]}, expected format {_FORMAT} with digest "
-            f"{manifest.digest[:12]}. Delete it to make the thing again."
+            f"{path}: format {manifest.format} with digest {str(digest)[:12]}, expected format {_FORMAT} "
+            f"with digest {manifest.digest[:12]}. Delete it to make the thing again."
         )
     return manifest

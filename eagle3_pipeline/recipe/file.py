@@ -2,7 +2,6 @@
 
 import difflib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from eagle3_pipeline.errors import RecipeError
+from eagle3_pipeline.recipe.server import PHASES
 from eagle3_pipeline.recipe.settings import Recipe
 
 RECIPES_VARIABLE = "EAGLE3_RECIPES"
@@ -25,7 +25,9 @@ def load_recipes(folder: Path) -> tuple[Recipe, ...]:
     for slug in slugs:
         if slugs.count(slug) > 1:
             same = [recipe.name for recipe in recipes if recipe.slug == slug]
-            raise RecipeError(f"recipes {same} have the same slug {slug}: asset keys would collide. Rename one.")
+            raise RecipeError(
+                f"recipes {same} have the same slug {slug}: asset keys would collide. Rename one."
+            )
     return recipes
 
 
@@ -40,7 +42,7 @@ def load_recipe(name: str, folder: Path) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        problems = "\n".join(f"  {_explain(detail)}" for detail in error.errors())
+        problems = "\n".join(f"  {problem}" for problem in _problems(error.errors()))
         raise RecipeError(f"{path} is refused:\n{problems}") from error
 
 
@@ -59,10 +61,23 @@ def _find(name: str, folder: Path) -> Path:
     raise RecipeError(f"no recipe {name!r} in {folder}.{hint} There are: {', '.join(known) or 'none'}.")
 
 
+class _OnceOnlyLoader(yaml.SafeLoader):
+    """YAML without the freedom to give a key twice in a block, of which the last one would win silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for (place, _), key in zip(node.value, keys, strict=True):
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", place.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        values = yaml.load(path.read_text("utf-8"), _OnceOnlyLoader)  # a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: expected a block of settings, found {type(values).__name__}")
@@ -79,11 +94,14 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 def _anchor_paths(value: Any, folder: Path) -> None:
     """Make each `path` in the tree absolute, in place, while it is known which file it stood in."""
-    children: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if isinstance(value, dict) and isinstance(value.get("path"), str):
-        value["path"] = str((folder / value["path"]).resolve())
-    for child in children:
-        _anchor_paths(child, folder)
+    if isinstance(value, dict):
+        if isinstance(value.get("path"), str):
+            value["path"] = str((folder / value["path"]).resolve())
+        for child in value.values():
+            _anchor_paths(child, folder)
+    elif isinstance(value, list):
+        for child in value:
+            _anchor_paths(child, folder)
 
 
 def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +110,23 @@ def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         both_blocks = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both_blocks else value
     return merged
+
+
+def _problems(details: list[ErrorDetails]) -> list[str]:
+    """What is wrong, each said once: what stood in server.common fails in each of the three phases."""
+    wrong = [detail["loc"] for detail in details]
+    problems: dict[str, None] = {}
+    for detail in details:
+        location = detail["loc"]
+        # A list whose only entry is wrong is reported as too short as well.
+        if detail["type"] == "too_short" and any(
+            len(one) > len(location) and one[: len(location)] == location for one in wrong
+        ):
+            continue
+        if location[0] == "server" and all(("server", phase, *location[2:]) in wrong for phase in PHASES):
+            location = ("server", "common", *location[2:])
+        problems[_explain({**detail, "loc": location})] = None
+    return list(problems)
 
 
 def _explain(detail: ErrorDetails) -> str:
@@ -111,6 +146,7 @@ def _valid_keys(location: tuple[int | str, ...]) -> list[str]:
     for part in location:
         if isinstance(part, int):
             continue
+        part = PHASES[0] if part == "common" else part
         annotation = model.model_fields[part].annotation
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         model = next(item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel))

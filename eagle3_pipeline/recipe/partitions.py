@@ -21,7 +21,9 @@ def _gpu_names(value: Any) -> Any:
     for item in items:
         is_index = isinstance(item, int) and not isinstance(item, bool) and item >= 0
         if not is_index and not str(item).startswith(("GPU-", "MIG-")) and not str(item).isdigit():
-            raise ValueError(f"{item!r} is no GPU: write cpu, an index, a range like 0-7, or a UUID (GPU-..., MIG-...)")
+            raise ValueError(
+                f"{item!r} is no GPU: write cpu, an index, a range like 0-7, or a UUID (GPU-..., MIG-...)"
+            )
     if not names:
         raise ValueError("an empty list of GPUs: write cpu for a machine without GPUs")
     if len(set(names)) != len(names):

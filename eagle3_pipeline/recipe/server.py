@@ -7,6 +7,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from eagle3_pipeline.recipe.strict import Strict
 
+PHASES = ("generation", "extraction", "evaluation")
+"""Phases that have a server."""
+
 
 class ServerSettings(Strict):
     """One vLLM server. `--speculative-config`, `--kv-transfer-config` and the port are set by the phase."""
@@ -39,7 +42,7 @@ class ServerSettings(Strict):
     """vLLM's parser that splits thoughts from the answer."""
     extra_args: tuple[str, ...] = Field(default=(), strict=False)
     """Further arguments, as vLLM spells them."""
-    extra_env: dict[str, str] = {}
+    extra_env: dict[str, str] = Field(default={})
     """Further environment variables."""
     port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port on the loopback address; by default a free one is chosen."""
@@ -57,11 +60,13 @@ class ServerSettings(Strict):
                 f"partitions.{phase} has {len(gpus)} GPUs: make both {len(gpus)}, or take fewer GPUs"
             )
         if self.expert_parallel and wanted == 1:
-            raise ValueError(f"server.{phase}: expert_parallel wants tensor_parallel or data_parallel above 1")
+            raise ValueError(
+                f"server.{phase}: expert_parallel wants tensor_parallel or data_parallel above 1"
+            )
 
 
 class Servers(Strict):
-    """The servers of the three phases. `common` holds for all; a phase's own block changes single settings."""
+    """The servers of the phases. `common` holds for all; a phase's own block changes single settings."""
 
     generation: ServerSettings = ServerSettings()
     extraction: ServerSettings = ServerSettings()
@@ -76,7 +81,7 @@ class Servers(Strict):
         common = value.get("common") or {}
         if not isinstance(common, dict):
             raise ValueError("common must be a block of settings")
-        for phase in ("generation", "extraction", "evaluation"):
+        for phase in PHASES:
             own = phases.get(phase) or {}
             phases[phase] = {**common, **own} if isinstance(own, dict) else own
         return phases
@@ -91,5 +96,7 @@ class Servers(Strict):
         forbidden = ("--enable-prefix-caching", "--enable-chunked-prefill")
         for flag in forbidden:
             if flag in self.extraction.extra_args:
-                raise ValueError(f"server.extraction.extra_args has {flag}, with which states would be missing: remove it")
+                raise ValueError(
+                    f"server.extraction.extra_args has {flag}, with which states would be missing: remove it"
+                )
         return self

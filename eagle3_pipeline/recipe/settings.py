@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from eagle3_pipeline.recipe.partitions import Partitions
-from eagle3_pipeline.recipe.server import Servers
+from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 
 LooseTuple = Field(strict=False)  # YAML has lists, not tuples
@@ -98,8 +98,8 @@ class Prompts(Strict):
         if self.count % self.per_shard:
             lower = self.count - self.count % self.per_shard
             raise ValueError(
-                f"count {self.count} is not a multiple of per_shard {self.per_shard}, so the last shard would "
-                f"change when the count is raised: use {lower or self.per_shard} or {lower + self.per_shard}"
+                f"count {self.count} is not a multiple of per_shard {self.per_shard}, so the last shard "
+                f"would change when the count is raised: use {lower or self.per_shard} or {lower + self.per_shard}"
             )
         return self
 
@@ -280,7 +280,9 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.run.shards is not None and self.run.shards > len(self.prompts.shards):
-            raise ValueError(f"run.shards is {self.run.shards}, the plan has {len(self.prompts.shards)} shards")
+            raise ValueError(
+                f"run.shards is {self.run.shards}, the plan has {len(self.prompts.shards)} shards"
+            )
         room = {
             "prompts.max_prompt_tokens + generation.max_completion_tokens": (
                 self.prompts.max_prompt_tokens + self.generation.max_completion_tokens,
@@ -299,7 +301,7 @@ class Recipe(Strict):
         names = [one.name for one in self.evaluation.sets]
         if len(set(names)) != len(names):
             raise ValueError(f"evaluation.sets has a name twice: {names}")
-        for phase in ("generation", "extraction", "evaluation"):
+        for phase in PHASES:
             getattr(self.server, phase).check_partition(phase, getattr(self.partitions, phase))
         return self
 

@@ -1,4 +1,4 @@
-"""The base of all settings: unknown keys are refused, nothing is converted silently, nothing changes later."""
+"""The base of all settings: unknown keys are refused, nothing is converted silently or changed later."""
 
 from pydantic import BaseModel, ConfigDict
 
