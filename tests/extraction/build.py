@@ -1,0 +1,173 @@
+"""A lineage whose samples are made and audited, and a stand-in server that writes states of known values.
+
+The stand-in lives in the test's own process, so that a test can look at each request and let any of them
+fail. The whole way through a server process is tested in test_with_server_process.py.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.errors import ServerDied
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.samples import SAMPLES_NAME, Sample, write_samples
+from tests.fakes.faults import Faults
+from tests.fakes.states import write_states
+
+LAYERS = (1, 2, 4)
+HIDDEN = 8
+IN_FLIGHT = 4
+PER_SHARD = 10
+
+
+def make_lineage(folder: Path, *, shards: int = 2, **extraction: Any) -> Lineage:
+    """A recipe of `shards` shards with PER_SHARD prompts each; target and samples are made."""
+    (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n')
+    source = {"path": str(folder / "prompts.jsonl")}
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "target": {"path": str(folder / "model")},
+        "prompts": {"sources": [source], "count": PER_SHARD * shards, "per_shard": PER_SHARD},
+        "extraction": {"layers": LAYERS, "in_flight": IN_FLIGHT, "max_sample_tokens": 64, "part_gib": 1e-6}
+        | extraction,
+        "evaluation": {"sets": [{"name": "own", **source}]},
+        "server": {"extraction": {"max_model_len": 64}},
+    }
+    lineage = Lineage(Recipe.model_validate(values), folder / "storage")
+    target = lineage.target_model()
+    target.folder.mkdir(parents=True)
+    facts = {
+        "model_path": str(folder / "model"),
+        "model_fingerprint": "m" * 64,
+        "num_layers": LAYERS[-1],
+        "hidden_size": HIDDEN,
+        "vocab_size": 500,
+        "max_context": 2048,
+    }
+    target.finish([], facts)
+    for number, shard in enumerate(lineage.recipe.shards):
+        make_samples(lineage, shard, [invent(number, index) for index in range(PER_SHARD)])
+    return lineage
+
+
+def make_samples(lineage: Lineage, shard: str, samples: list[Sample]) -> None:
+    place = lineage.synthetic_samples(shard)
+    place.folder.mkdir(parents=True)
+    write_samples(place.folder / SAMPLES_NAME, samples)
+    place.finish([place.folder / SAMPLES_NAME], {"samples": len(samples)})
+
+
+def audit(lineage: Lineage) -> Lineage:
+    place = lineage.sample_audit()
+    place.folder.mkdir(parents=True)
+    place.finish([], {})
+    return lineage
+
+
+def invent(shard: int, index: int, **changes: Any) -> Sample:
+    """Sample `index` of a shard: other ids and another length for each."""
+    first = 100 * shard + index
+    values: dict[str, Any] = {
+        "sample_id": f"{first}-t0",
+        "prompt_id": str(first),
+        "turn": 0,
+        "prompt_token_ids": [1, first, 3],
+        "completion_token_ids": list(range(10, 15 + index)),
+        "finish_reason": "stop",
+        "content": "",
+        "reasoning": "",
+        "sampling": {},
+        "server": "s" * 64,
+        "verdict": "good",
+    }
+    return Sample(**(values | changes))
+
+
+@dataclass
+class StandIn:
+    """The extraction server of a test. `on_request(number, ids)` may return a status instead of states."""
+
+    staging: Path = Path()
+    faults: Faults = field(default_factory=Faults)
+    on_request: Callable[[int, list[int]], int | None] = lambda number, ids: None
+    requests: list[list[int]] = field(default_factory=list)
+    opened: int = 0
+    dead: bool = False
+    most_in_flight: int = 0
+    most_staged: int = 0
+    _in_flight: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check_alive(self) -> None:
+        if self.dead:
+            raise ServerDied("the process ended. Last lines of its log: ...")
+
+    def answer(self, ids: list[int]) -> tuple[int, dict[str, Any]]:
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append(ids)
+            self._in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            status = self.on_request(number, ids)
+            if self.dead:
+                raise ConnectionError
+            if status is not None:
+                return status, {"error": {"message": "as the test wants it"}}
+            path = self.staging / f"cmpl-{number}-0.safetensors"
+            write_states(path, ids, LAYERS, HIDDEN, self.faults)
+            self.most_staged = max(self.most_staged, len(list(self.staging.glob("*.safetensors"))))
+            return 200, {"kv_transfer_params": {"hidden_states_path": str(path)}}
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    @contextlib.contextmanager
+    def open(self, spec: Any, log_folder: Path) -> Iterator[Any]:
+        """Stands for serving.server.open_server; `spec` is the staging folder."""
+        self.staging = spec
+        self.opened += 1
+        self.requests.clear()
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                assert (body["max_tokens"], body["temperature"], body["model"]) == (1, 0, "eagle3-x")
+                try:
+                    status, answer = stand_in.answer(body["prompt"])
+                except ConnectionError:
+                    self.close_connection = True
+                    return
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield _Running(f"http://127.0.0.1:{server.server_port}", "eagle3-x", self.check_alive)
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+@dataclass(frozen=True)
+class _Running:
+    base_url: str
+    model: str
+    check_alive: Callable[[], None]

@@ -1,0 +1,254 @@
+import errno
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3_pipeline.errors import MissingInput, NotEnoughRoom, QualityError, RecipeError, ServerDied
+from eagle3_pipeline.extraction.extraction import extract_shards
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.samples import Sample
+from eagle3_pipeline.serving import server as server_module
+from eagle3_pipeline.serving import specification
+from eagle3_pipeline.shards import writer as writer_module
+from eagle3_pipeline.shards.reader import ShardReader
+from tests.extraction.build import (
+    HIDDEN,
+    IN_FLIGHT,
+    LAYERS,
+    PER_SHARD,
+    StandIn,
+    audit,
+    invent,
+    make_lineage,
+    make_samples,
+)
+from tests.fakes.faults import Faults
+from tests.fakes.states import expected_states
+
+S0, S1 = "p10-s000", "p10-s001"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn()
+    monkeypatch.setattr(server_module, "open_server", stand_in.open)
+    monkeypatch.setattr(specification, "extraction_server", lambda lineage, staging: staging)
+    return stand_in
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    return audit(make_lineage(tmp_path))
+
+
+def _extract(lineage: Lineage, *shards: str) -> list[tuple[str, Manifest]]:
+    told: list[tuple[str, Manifest]] = []
+    made = extract_shards(lineage, shards or (S0, S1), lambda shard, manifest: told.append((shard, manifest)))
+    assert made == dict(told)
+    return told
+
+
+def _holds_the_states_of(lineage: Lineage, shard: str, samples: list[Sample], longest: int = 63) -> None:
+    reader = ShardReader([lineage.hidden_state_shards(shard).folder])
+    assert sorted(reader.sample_ids) == sorted(sample.sample_id for sample in samples)
+    by_id = {sample.sample_id: sample for sample in samples}
+    for index, sample_id in enumerate(reader.sample_ids):
+        wanted, found = by_id[sample_id], reader[index]
+        ids = wanted.token_ids[:longest]
+        assert found["token_ids"].tolist() == ids
+        assert found["loss_mask"].int().tolist() == wanted.loss_mask[:longest]
+        assert torch.equal(found["hidden_states"].float(), torch.tensor(expected_states(ids, LAYERS, HIDDEN)))
+
+
+def _all(shard: int) -> list[Sample]:
+    return [invent(shard, index) for index in range(PER_SHARD)]
+
+
+def test_all_missing_shards_are_made_through_one_server_in_order(server: StandIn, lineage: Lineage) -> None:
+    told = _extract(lineage)
+    assert [shard for shard, _ in told] == [S0, S1]
+    assert server.opened == 1
+    for number, (shard, manifest) in enumerate(told):
+        samples = _all(number)
+        _holds_the_states_of(lineage, shard, samples)
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        facts = manifest.facts
+        assert (facts["samples"], facts["tokens"]) == (PER_SHARD, tokens)
+        assert facts["bytes_of_states"] == tokens * len(LAYERS) * HIDDEN * 2
+        assert facts["parts"] == len(manifest.files) > 1
+        assert (facts["quarantined"], facts["skipped"]) == ({}, {})
+        assert lineage.hidden_state_shards(shard).verify() == manifest
+    assert not list(server.staging.glob("*safetensors*"))
+
+
+def test_made_shards_are_told_again_without_any_server(server: StandIn, lineage: Lineage) -> None:
+    first = _extract(lineage)
+    assert _extract(lineage) == first
+    assert server.opened == 1
+
+
+def test_only_missing_shards_are_asked_for(server: StandIn, lineage: Lineage) -> None:
+    _extract(lineage, S1)
+    assert [shard for shard, _ in _extract(lineage)] == [S1, S0]
+    assert {ids[1] for ids in server.requests} == set(range(PER_SHARD))
+
+
+def test_requests_run_over_the_border_of_shards_and_both_bounds_hold(
+    server: StandIn, lineage: Lineage
+) -> None:
+    first_is_held, next_shard_is_reached = threading.Event(), threading.Event()
+
+    def hold_the_last_of_the_first_shard(number: int, ids: list[int]) -> None:
+        if ids[1] == PER_SHARD - 1:
+            first_is_held.set()
+            assert next_shard_is_reached.wait(10), "the next shard waits for the end of this one"
+        if ids[1] >= 100:
+            assert first_is_held.wait(10)
+            next_shard_is_reached.set()
+
+    server.on_request = hold_the_last_of_the_first_shard
+    _extract(lineage)
+    assert server.most_in_flight <= IN_FLIGHT
+    assert server.most_staged <= 2 * IN_FLIGHT
+
+
+def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, shards=1)
+    place = lineage.synthetic_samples(S0)
+    (place.folder / "manifest.json").unlink()
+    (place.folder / "samples.parquet").unlink()
+    place.folder.rmdir()
+    verdicts = ["good", "truncated", "empty", "degenerate", "refused", "degenerate"]
+    samples = [invent(0, index, verdict=verdict) for index, verdict in enumerate(verdicts)]
+    samples.append(invent(0, 6, prompt_token_ids=[1, *range(63)]))  # 64 tokens: no room for the completion
+    samples.append(invent(0, 7, completion_token_ids=list(range(200, 300))))  # is cut to 63 tokens
+    make_samples(lineage, S0, samples)
+    ((_, manifest),) = _extract(audit(lineage), S0)
+    assert manifest.facts["skipped"] == {"empty": 1, "degenerate": 2, "refused": 1, "completion_cut_off": 1}
+    _holds_the_states_of(lineage, S0, [samples[0], samples[1], samples[7]])
+    assert max(len(ids) for ids in server.requests) == 63  # the server's 64, less the one token it generates
+
+
+def test_a_shard_with_nothing_to_train_on_is_made_and_empty(server: StandIn, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, shards=1)
+    place = lineage.synthetic_samples(S0)
+    (place.folder / "manifest.json").unlink()
+    make_samples_again = [invent(0, index, verdict="empty") for index in range(2)]
+    (place.folder / "samples.parquet").unlink()
+    place.folder.rmdir()
+    make_samples(lineage, S0, make_samples_again)
+    ((_, manifest),) = _extract(audit(lineage), S0)
+    assert manifest.files == ()
+    assert len(ShardReader([lineage.hidden_state_shards(S0).folder])) == 0
+
+
+def test_after_a_dead_server_only_missing_samples_are_asked_for(server: StandIn, lineage: Lineage) -> None:
+    def die_late(number: int, ids: list[int]) -> None:
+        if ids[1] == 7:
+            time.sleep(0.2)  # the samples before this one reach their parts
+            server.dead = True
+
+    server.on_request = die_late
+    with pytest.raises(ServerDied):
+        _extract(lineage)
+    assert lineage.hidden_state_shards(S0).manifest() is None
+    server.on_request, server.dead = (lambda number, ids: None), False
+    _extract(lineage)
+    again = {ids[1] for ids in server.requests if ids[1] < 100}
+    assert 7 in again
+    assert len(again) < PER_SHARD
+    _holds_the_states_of(lineage, S0, _all(0))
+    _holds_the_states_of(lineage, S1, _all(1))
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        (Faults(nan_share=1.0), "not_finite"),
+        (Faults(short_share=1.0), "rows_differ"),
+        (Faults(wrong_ids_share=1.0), "token_ids_differ"),
+    ],
+)
+def test_more_than_one_in_a_hundred_unusable_states_fail_the_step(
+    server: StandIn, lineage: Lineage, faults: Faults, reason: str
+) -> None:
+    server.faults = faults
+    with pytest.raises(QualityError, match=f"2 of 10 samples.*{reason}"):
+        _extract(lineage)
+    server.faults = Faults()
+    _extract(lineage)
+    _holds_the_states_of(lineage, S0, _all(0))
+
+
+def test_one_unusable_sample_is_left_out_and_counted(
+    server: StandIn, lineage: Lineage, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.on_request = lambda number, ids: 400 if ids[1] == 3 else None
+    (_, manifest), _ = _extract(lineage)
+    assert manifest.facts["quarantined"] == {"refused_by_server": 1}
+    _holds_the_states_of(lineage, S0, [sample for sample in _all(0) if sample.sample_id != "3-t0"])
+    assert "3-t0 is quarantined: refused_by_server" in caplog.text
+    assert sum(ids[1] == 3 for ids in server.requests) == 1
+
+
+def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
+    server: StandIn, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = writer_module.encode_header
+
+    def full(layout: Any, sample_ids: tuple[str, ...], tokens: int) -> bytes:
+        if "103-t0" in sample_ids:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return encode(layout, sample_ids, tokens)
+
+    told: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(writer_module, "encode_header", full)
+        with pytest.raises(NotEnoughRoom, match="Finished shards and parts stand"):
+            extract_shards(lineage, (S0, S1), lambda shard, manifest: told.append(shard))
+    assert told == [S0]
+    assert lineage.hidden_state_shards(S1).manifest() is None
+    assert not list(server.staging.glob("*safetensors*"))
+    _extract(lineage)
+    assert not {100, 101, 102} & {ids[1] for ids in server.requests}
+    _holds_the_states_of(lineage, S1, _all(1))
+
+
+def test_too_little_room_is_said_before_the_server_is_opened(server: StandIn, tmp_path: Path) -> None:
+    lineage = audit(make_lineage(tmp_path, shards=1, part_gib=1e9))
+    with pytest.raises(NotEnoughRoom, match="staging of hidden states"):
+        _extract(lineage, S0)
+    assert server.opened == 0
+
+
+def test_unaudited_samples_are_not_extracted(server: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(MissingInput, match="sample_audit"):
+        _extract(make_lineage(tmp_path, shards=1), S0)
+    assert server.opened == 0
+
+
+def test_layers_that_the_target_lacks_are_refused_before_anything_else(
+    server: StandIn, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match="more than the target's 4 layers"):
+        _extract(make_lineage(tmp_path, shards=1, layers=(1, 2, 5)), S0)
+
+
+def test_progress_says_samples_tokens_and_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    from eagle3_pipeline.extraction.progress import Progress
+
+    now = iter([0.0, 1.0, 6.0, 6.0, 6.0])
+    progress = Progress(100, clock=lambda: next(now))
+    progress.stand(10)
+    with caplog.at_level(logging.INFO):
+        progress.captured(300, 1 << 20)
+        progress.captured(300, 1 << 20)
+    assert caplog.messages == [
+        "extraction: 12/100 samples, 100 tokens/s, 2 MiB of states, about 4.4 min left"
+    ]
