@@ -1,0 +1,16 @@
+"""The life of vLLM servers: what is started, by whom it is held, how it ends.
+
+    specification   recipe -> argv, environment and fingerprint of a server (pure)
+    server          open_server, stop_servers, running_servers: what the steps call
+    lease           who may use which GPUs: one lock per GPU, shared only for one and the same server
+    record          what runs, on disk, so that later steps and other processes find it again
+    process         identity of a process, and ending a whole family of them
+    readiness       own process alive + healthy + serving under our name
+    diagnosis       why a server died, from its log
+    watcher         stops a server that nobody uses (a process of its own)
+    metrics         the server's own counters
+    gpus            physical names of GPUs behind an outer CUDA_VISIBLE_DEVICES
+
+A server outlasts the step that started it. It is used by holding the leases of its GPUs, and it is idle
+when nobody holds them. All state is host-local and shared by all recipes, users and storage roots.
+"""

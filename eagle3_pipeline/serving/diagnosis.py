@@ -1,0 +1,142 @@
+"""Why a server died: the last lines of its log, and the likely cause in words."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle3_pipeline.errors import ServerDied, ServerError, ServerRefused
+
+_READ_BYTES = 256 * 1024
+_TAIL_LINES = 15
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# "(EngineCore pid=123) INFO 01-31 12:00:00 [core.py:10] text" -> "text"
+_PREFIX = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.]+ (\[[^]]*\] )?")
+_HARMLESS = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING) [\d-]+ ")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A likely cause: how it shows in a log, what to tell, and whether trying again is futile."""
+
+    pattern: re.Pattern[str]
+    words: str
+    refused: bool
+
+
+def _cause(pattern: str, words: str, *, refused: bool) -> Cause:
+    return Cause(re.compile(pattern, re.IGNORECASE), words, refused)
+
+
+# The first that is found counts, so the specific ones stand first.
+_CAUSES = (
+    _cause(
+        r"No module named '?vllm",
+        "the server's Python has no vLLM. Install it there, or set server.<phase>.python",
+        refused=True,
+    ),
+    _cause(
+        r"No module named '?eagle3_pipeline",
+        "the server's Python cannot import eagle3_pipeline. Install it there too",
+        refused=True,
+    ),
+    _cause(
+        r"address already in use|Errno 98\b|EADDRINUSE",
+        "the port is in use by another process. Free it, or leave server.<phase>.port out to get a free one",
+        refused=True,
+    ),
+    _cause(
+        r"unrecognized arguments|error: argument |invalid choice:|expected one argument",
+        "vLLM does not know a flag or its value. Look at server.<phase>.extra_args and the vLLM version",
+        refused=True,
+    ),
+    _cause(
+        r"No space left on device|Errno 28\b|Disk quota exceeded",
+        "a disk is full. Free space on it (model, cache, /tmp and /dev/shm may be different disks)",
+        refused=False,
+    ),
+    _cause(
+        r"driver version is insufficient|driver on your system is too old|no CUDA-capable device|"
+        r"CUDA driver initialization failed|found no NVIDIA driver|forward compatibility was attempted",
+        "the GPU driver does not fit or shows no GPU. Check `nvidia-smi` and that vLLM's CUDA is not newer",
+        refused=True,
+    ),
+    _cause(
+        r"larger than the maximum number of tokens|larger than the available KV cache|"
+        r"No available memory for the cache blocks",
+        "too little memory for the KV cache. Lower server.<phase>.max_model_len, or raise "
+        "gpu_memory_utilization (cpu_kv_cache_gib on the CPU)",
+        refused=True,
+    ),
+    _cause(
+        r"out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|is less than desired GPU memory|"
+        r"DefaultCPUAllocator|not enough memory",
+        "out of memory. See what else holds memory; lower gpu_memory_utilization or max_num_seqs, "
+        "or take more GPUs",
+        refused=False,
+    ),
+    _cause(
+        r"Cannot find any model weights|no safetensors|No such file or directory: .*\.safetensors|"
+        r"Invalid repository ID or local directory|SafetensorError|does not appear to have a file named|"
+        r"is not a local folder and is not a valid model identifier|Can't load the configuration|"
+        r"Failed to load (the )?weights|weights were not initialized",
+        "the model's weights or config are missing or damaged. Materialise target_model again",
+        refused=True,
+    ),
+    _cause(
+        r"NCCL (error|WARN)|ncclSystemError|ncclUnhandledCudaError|ProcessGroupNCCL.*(timeout|abort)",
+        "the GPUs cannot talk to each other (NCCL). Set NCCL_DEBUG=INFO in extra_env and look at the log",
+        refused=False,
+    ),
+    _cause(
+        r"ValidationError|is not supported|not supported for|does not support|NotImplementedError|"
+        r"must be divisible|trust_remote_code|Unknown quantization",
+        "vLLM refuses this combination of model and settings",
+        refused=True,
+    ),
+)
+
+
+def read_lines(log: Path) -> list[str]:
+    """The last lines of a log (at most 256 KiB): no colours, no blank lines, progress bars as they ended."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _READ_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in _ANSI.sub("", text).split("\n"))
+    return [line for line in lines if line]
+
+
+def news(log: Path) -> str:
+    """The last line of a log that tells a person something, without its prefix, in at most 120 characters."""
+    for line in reversed(read_lines(log)):
+        words = _PREFIX.sub("", line).strip()
+        if len(words) > 3 and not line.startswith((" ", "\t")) and "GET /" not in words:
+            return words[:120]
+    return "no output yet"
+
+
+def find_cause(lines: Sequence[str]) -> Cause | None:
+    """The likely cause in the lines of a log; None when nothing known shows. Mere warnings are no causes."""
+    text = "\n".join(line for line in lines if not _HARMLESS.match(line))
+    return next((cause for cause in _CAUSES if cause.pattern.search(text)), None)
+
+
+def explain_death(name: str, log: Path, ended: str | None, *, loading: bool) -> ServerError:
+    """The error for a dead server: ServerRefused if it died loading because of its settings, else ServerDied.
+
+    `ended` is how its process ended, in words, where that is known.
+    """
+    lines = read_lines(log)
+    cause = find_cause(lines)
+    how = f" with {ended}" if ended else ""
+    words = cause.words if cause else "no known cause shows in its log"
+    if cause is None and ended and "SIGKILL" in ended:
+        words = "killed from outside; the kernel does so when memory runs out (see `dmesg`)"
+    tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (the log is empty)"
+    kind = ServerRefused if loading and cause is not None and cause.refused else ServerDied
+    when = "while loading" if loading else "after it was ready"
+    return kind(f"{name} ended {when}{how}. Likely cause: {words}.\nLast lines of {log}:\n{tail}")

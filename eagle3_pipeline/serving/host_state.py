@@ -1,0 +1,45 @@
+"""The host-local folder of leases and server records, shared by all users and storage roots.
+
+    $EAGLE3_HOST_STATE (default /tmp/eagle3-pipeline), mode 1777
+        leases/    <gpu>.lock  <gpu>.guard  <gpu>.holders  start-<fingerprint>.lock
+        servers/   <served name>-<uid>.json
+
+Lock files are never deleted: a process may hold the deleted one while another locks a new one.
+"""
+
+import os
+from pathlib import Path
+
+STATE_VARIABLE = "EAGLE3_HOST_STATE"
+_DEFAULT = Path("/tmp/eagle3-pipeline")
+
+
+def state_folder(kind: str) -> Path:
+    """The folder `kind` of the host state, made when missing, writable for everybody."""
+    root = Path(os.environ.get(STATE_VARIABLE) or _DEFAULT)
+    for folder in (root, root / kind):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        folder.chmod(0o1777)
+    return root / kind
+
+
+def open_shared(path: Path, flags: int) -> int:
+    """A descriptor of `path`, which is made when missing; `flags` are O_RDONLY or O_RDWR.
+
+    Never O_CREAT on a file that exists: in a sticky folder the kernel (fs.protected_regular) refuses that
+    for files of other users, even readable ones.
+    """
+    while True:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            pass
+        try:
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            continue
+        os.fchmod(descriptor, 0o666)
+        return descriptor

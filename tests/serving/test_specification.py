@@ -1,0 +1,192 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eagle3_pipeline
+from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.serving.specification import (
+    ServerSpec,
+    evaluation_server,
+    extraction_server,
+    generation_server,
+    vllm_version,
+)
+
+REPOSITORY = Path(eagle3_pipeline.__file__).parent.parent
+
+
+def make_lineage(tmp_path: Path, *, target: str = "t1", **changes: Any) -> Lineage:
+    values: dict[str, Any] = {
+        "name": "small",
+        "target": {"path": str(tmp_path / "model")},
+        "prompts": {"sources": [{"path": str(tmp_path / "p.jsonl")}], "count": 2, "per_shard": 2},
+        "extraction": {"layers": [2, 15, 27, 30]},
+        "evaluation": {"sets": [{"name": "few", "path": str(tmp_path / "e.jsonl")}]},
+        **changes,
+    }
+    lineage = Lineage(Recipe.model_validate(values), tmp_path / f"storage-{target}")
+    place = lineage.target_model()
+    place.folder.mkdir(parents=True, exist_ok=True)
+    place.finish([], {"model_path": str(tmp_path / "model"), "model_fingerprint": target})
+    return lineage
+
+
+def value_of(spec: ServerSpec, flag: str) -> str:
+    return spec.argv[spec.argv.index(flag) + 1]
+
+
+def test_a_server_runs_the_module_of_vllm_on_the_loopback_under_its_own_name(tmp_path: Path) -> None:
+    common = {
+        "max_model_len": 8192,
+        "reasoning_parser": "qwen3",
+        "max_num_seqs": 64,
+        "extra_args": ["--seed", "1"],
+    }
+    spec = generation_server(make_lineage(tmp_path, server={"common": common}))
+    assert spec.argv[:5] == (
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path / "model"),
+    )  # fmt: skip
+    assert value_of(spec, "--host") == "127.0.0.1"
+    assert value_of(spec, "--served-model-name") == spec.served_name == f"eagle3-{spec.fingerprint[:12]}"
+    assert value_of(spec, "--max-model-len") == "8192"
+    assert value_of(spec, "--reasoning-parser") == "qwen3"
+    assert value_of(spec, "--seed") == "1"
+    assert value_of(spec, "--dtype") == "bfloat16"
+    for absent in ("--port", "--quantization", "--enforce-eager", "--enable-expert-parallel", "--api-key"):
+        assert absent not in spec.argv
+    assert spec.partition == ()
+
+
+def test_the_extraction_server_captures_the_recipes_layers_without_prefix_cache(tmp_path: Path) -> None:
+    spec = extraction_server(
+        make_lineage(tmp_path, server={"extraction": {"enforce_eager": True}}), tmp_path / "s"
+    )
+    assert json.loads(value_of(spec, "--speculative_config")) == {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 15, 27, 30]}},
+    }
+    assert json.loads(value_of(spec, "--kv_transfer_config")) == {
+        "kv_connector": "HiddenStatesConnector",
+        "kv_connector_module_path": "eagle3_pipeline.extraction.connector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "s")},
+    }
+    assert "--no-enable-prefix-caching" in spec.argv
+    assert "--enforce-eager" in spec.argv
+    assert spec.env["PYTHONPATH"].split(":")[0] == str(REPOSITORY)
+
+
+def test_the_evaluation_server_speculates_with_the_draft_and_knows_when_it_was_made_again(
+    tmp_path: Path,
+) -> None:
+    lineage = make_lineage(
+        tmp_path, evaluation={"sets": [{"name": "few", "path": "e"}], "speculative_tokens": 5}
+    )
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "model.safetensors").write_bytes(b"1")
+    first, plain = evaluation_server(lineage, draft), evaluation_server(lineage, None)
+    assert json.loads(value_of(first, "--speculative_config")) == {
+        "method": "eagle3",
+        "model": str(draft),
+        "num_speculative_tokens": 5,
+    }
+    assert "--speculative_config" not in plain.argv
+    assert first.fingerprint != plain.fingerprint
+    assert evaluation_server(lineage, draft) == first
+    (draft / "model.safetensors").write_bytes(b"22")
+    assert evaluation_server(lineage, draft).fingerprint != first.fingerprint
+
+
+def test_the_inner_time_limit_follows_the_outer_and_sizes_reach_the_environment(tmp_path: Path) -> None:
+    common = {"start_timeout_s": 3600.5, "cpu_kv_cache_gib": 1.5, "extra_env": {"NCCL_DEBUG": "INFO"}}
+    env = generation_server(make_lineage(tmp_path, server={"common": common})).env
+    assert env["VLLM_ENGINE_READY_TIMEOUT_S"] == "3601"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert env["NCCL_DEBUG"] == "INFO"
+    assert "CUDA_VISIBLE_DEVICES" not in env
+
+
+def test_gpus_are_those_behind_the_outer_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = make_lineage(
+        tmp_path,
+        partitions={"generation": "0-1"},
+        server={"generation": {"tensor_parallel": 2, "expert_parallel": True}},
+    )
+    unmasked = generation_server(lineage)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    spec = generation_server(lineage)
+    assert spec.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert spec.partition == ("0", "1")
+    assert value_of(spec, "--tensor-parallel-size") == "2"
+    assert "--enable-expert-parallel" in spec.argv
+    assert spec.fingerprint != unmasked.fingerprint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_model_len": 8192},
+        {"enforce_eager": True},
+        {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
+        {"cpu_kv_cache_gib": 4},
+    ],
+)
+def test_what_may_change_replies_changes_the_fingerprint(change: dict[str, Any], tmp_path: Path) -> None:
+    plain = generation_server(make_lineage(tmp_path))
+    assert (
+        generation_server(make_lineage(tmp_path, server={"common": change})).fingerprint != plain.fingerprint
+    )
+
+
+@pytest.mark.parametrize("change", [{"port": 8123}, {"start_timeout_s": 5}, {"idle_timeout_s": 5}])
+def test_port_and_time_limits_leave_the_fingerprint_alone(change: dict[str, Any], tmp_path: Path) -> None:
+    plain = generation_server(make_lineage(tmp_path))
+    assert (
+        generation_server(make_lineage(tmp_path, server={"common": change})).fingerprint == plain.fingerprint
+    )
+
+
+def test_another_model_in_the_same_folder_and_inherited_settings_change_the_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = generation_server(make_lineage(tmp_path))
+    assert generation_server(make_lineage(tmp_path, target="t2")).fingerprint != plain.fingerprint
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert generation_server(make_lineage(tmp_path)).fingerprint == plain.fingerprint
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "X")
+    assert generation_server(make_lineage(tmp_path)).fingerprint != plain.fingerprint
+
+
+def test_without_a_target_model_the_asset_to_make_is_named(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path)
+    (lineage.target_model().folder / "manifest.json").unlink()
+    with pytest.raises(MissingInput, match="target_model"):
+        generation_server(lineage)
+
+
+def test_the_servers_own_python_is_asked_for_its_vllm(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert vllm_version(str(python)) == vllm_version(sys.executable)
+    assert vllm_version("/no/such/python") == "unknown"
+
+
+def test_serving_works_without_torch_and_without_vllm() -> None:
+    code = (
+        "import sys; import eagle3_pipeline.serving.server, eagle3_pipeline.serving.metrics; "
+        "print(sorted({'torch', 'vllm', 'dagster', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True
+    )
+    assert done.stdout.strip() == "[]"
