@@ -78,7 +78,8 @@ class Place:
         if (found.asset, found.fingerprint, found.shard) != (self.asset, self.fingerprint, self.shard):
             raise DamagedFile(
                 f"{path} is of {found.asset} {found.fingerprint[:12]} {found.shard or ''}, expected "
-                f"{self.asset} {self.fingerprint[:12]} {self.shard or ''}. Was the folder moved or copied by hand?"
+                f"{self.asset} {self.fingerprint[:12]} {self.shard or ''}. Was the folder "
+                "moved or copied by hand?"
             )
         return found
 

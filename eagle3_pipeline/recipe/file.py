@@ -76,20 +76,20 @@ class _OnceOnlyLoader(yaml.SafeLoader):
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
-        values = yaml.load(path.read_text("utf-8"), _OnceOnlyLoader)  # a SafeLoader
+        values: Any = yaml.load(path.read_text("utf-8"), _OnceOnlyLoader)  # a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{path}: expected a block of settings, found {type(values).__name__}")
     _anchor_paths(values, path.parent)
-    if (parent := values.pop("extends", None)) is not None:
-        base = path.parent / str(parent)
-        if base.resolve() in seen:
-            raise RecipeError(f"{path}: extends runs in a circle through {base}")
-        if not base.is_file():
-            raise RecipeError(f"{path}: extends {parent!r}, but there is no file {base}")
-        values = _merge(_read(base, (*seen, path.resolve())), values)
-    return values
+    if (parent := values.pop("extends", None)) is None:
+        return values
+    base = path.parent / str(parent)
+    if base.resolve() in seen:
+        raise RecipeError(f"{path}: extends runs in a circle through {base}")
+    if not base.is_file():
+        raise RecipeError(f"{path}: extends {parent!r}, but there is no file {base}")
+    return _merge(_read(base, (*seen, path.resolve())), values)
 
 
 def _anchor_paths(value: Any, folder: Path) -> None:
@@ -123,7 +123,7 @@ def _problems(details: list[ErrorDetails]) -> list[str]:
             len(one) > len(location) and one[: len(location)] == location for one in wrong
         ):
             continue
-        if location[0] == "server" and all(("server", phase, *location[2:]) in wrong for phase in PHASES):
+        if location[:1] == ("server",) and all(("server", one, *location[2:]) in wrong for one in PHASES):
             location = ("server", "common", *location[2:])
         problems[_explain({**detail, "loc": location})] = None
     return list(problems)

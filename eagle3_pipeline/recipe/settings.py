@@ -99,7 +99,8 @@ class Prompts(Strict):
             lower = self.count - self.count % self.per_shard
             raise ValueError(
                 f"count {self.count} is not a multiple of per_shard {self.per_shard}, so the last shard "
-                f"would change when the count is raised: use {lower or self.per_shard} or {lower + self.per_shard}"
+                f"would change when the count is raised: use {lower or self.per_shard} or "
+                f"{lower + self.per_shard}"
             )
         return self
 

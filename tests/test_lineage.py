@@ -1,0 +1,166 @@
+"""Which places change when a setting does: exactly those whose results would."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_pipeline.errors import BadInput, MissingInput
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Place
+from eagle3_pipeline.recipe import load_recipe
+from tests.recipes import tiny_recipe, write_prompts
+
+SAMPLES = ("synthetic_samples p8-s000", "synthetic_samples p8-s001")
+STATES = ("hidden_state_shards p8-s000", "hidden_state_shards p8-s001")
+END = ("draft_checkpoint", "acceptance_report", "released_draft")
+_ALL = ("target_model", "prompts", *SAMPLES, "sample_audit", "vocabulary_map", *STATES, *END)
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 4}))
+    return folder
+
+
+def _lineage(tmp_path: Path, model_folder: Path, **changes: Any) -> Lineage:
+    prompts = {"count": 16, **changes.pop("prompts", {})}
+    recipe = load_recipe(str(tiny_recipe(tmp_path, model_folder, prompts=prompts, **changes)), tmp_path)
+    return Lineage(recipe, tmp_path / "storage")
+
+
+def _make(place: Place, facts: dict[str, Any] | None = None) -> Place:
+    """Make a thing whose content is its fingerprint, unless it is there."""
+    if place.manifest() is None:
+        place.folder.mkdir(parents=True)
+        (place.folder / "content").write_text(place.fingerprint)
+        place.finish([place.folder / "content"], facts or {})
+    return place
+
+
+def _made(lineage: Lineage) -> dict[str, Path]:
+    """Make everything, in the order of the lineage; the folder of each thing."""
+    places = {"target_model": _make(lineage.target_model(), {"model_fingerprint": "m" * 64})}
+    if lineage.recipe.base_draft is not None:
+        places["base_draft"] = _make(lineage.base_draft())
+    places["prompts"] = _make(lineage.prompts())
+    shards = lineage.recipe.shards
+    places |= {f"synthetic_samples {shard}": _make(lineage.synthetic_samples(shard)) for shard in shards}
+    places["sample_audit"] = _make(lineage.sample_audit())
+    places["vocabulary_map"] = _make(lineage.vocabulary_map())
+    places |= {f"hidden_state_shards {shard}": _make(lineage.hidden_state_shards(shard)) for shard in shards}
+    for name in END:
+        places[name] = _make(getattr(lineage, name)())
+    return {name: place.folder for name, place in places.items()}
+
+
+def _changed(before: dict[str, Path], after: dict[str, Path]) -> set[str]:
+    return {name for name, folder in before.items() if after.get(name) != folder}
+
+
+_AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"prompts": {"seed": 1}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+        ({"prompts": {"max_prompt_tokens": 100}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+        ({"prompts": {"near_duplicate_similarity": 0.9}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+        ({"generation": {"temperature": 0.1}}, {*SAMPLES, *_AFTER_SAMPLES}),
+        ({"generation": {"max_completion_tokens": 99}}, {*SAMPLES, *_AFTER_SAMPLES}),
+        ({"server": {"generation": {"dtype": "float32"}}}, {*SAMPLES, *_AFTER_SAMPLES}),
+        ({"generation": {"max_truncated_share": 0.4}}, {"sample_audit"}),
+        ({"generation": {"train_truncated": False}}, _AFTER_SAMPLES),
+        ({"extraction": {"layers": [1, 2, 4]}}, {"sample_audit", *STATES, *END}),
+        ({"vocabulary": {"draft_tokens": 128}}, {"vocabulary_map", *END}),
+        ({"training": {"learning_rate": 0.5}}, set(END)),
+        ({"training": {"seed": 1}}, set(END)),
+        ({"evaluation": {"speculative_tokens": 2}}, {"acceptance_report", "released_draft"}),
+        ({"release": {"min_acceptance_length": 1.5}}, {"released_draft"}),
+        ({"generation": {"in_flight": 3, "request_timeout_s": 9}}, set()),
+        ({"training": {"checkpoint_every_s": 9}}, set()),
+        ({"server": {"common": {"idle_timeout_s": 9, "start_timeout_s": 9, "port": 8123}}}, set()),
+        ({"partitions": {"generation": "cpu"}}, set()),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_changed_setting_leads_to_new_places_exactly_where_results_change(
+    tmp_path: Path, model_folder: Path, changes: dict[str, Any], expected: set[str]
+) -> None:
+    before = _made(_lineage(tmp_path, model_folder))
+    assert tuple(before) == _ALL
+    after = _made(_lineage(tmp_path, model_folder, **changes))
+    assert _changed(before, after) == expected
+
+
+def test_raising_the_count_redoes_no_sample_and_no_state(tmp_path: Path, model_folder: Path) -> None:
+    before = _made(_lineage(tmp_path, model_folder))
+    train = (tmp_path / "train.jsonl").read_bytes()
+    more = _lineage(tmp_path, model_folder, prompts={"count": 40})
+    (tmp_path / "train.jsonl").write_bytes(train)  # tiny_recipe writes more prompts for more
+    after = _made(more)
+    assert _changed(before, after) == {"prompts", "sample_audit", "vocabulary_map", *END}
+    assert len([name for name in after if name.startswith("synthetic_samples")]) == 5
+
+
+def test_another_shard_size_never_takes_old_shards_for_its_own(tmp_path: Path, model_folder: Path) -> None:
+    before = set(_made(_lineage(tmp_path, model_folder)).values())
+    after = _made(_lineage(tmp_path, model_folder, prompts={"per_shard": 4}))
+    assert not before & {folder for name, folder in after.items() if "p4-s" in name}
+
+
+def test_the_pilot_takes_the_first_shards_of_the_whole_plan(tmp_path: Path, model_folder: Path) -> None:
+    pilot = _made(_lineage(tmp_path, model_folder, run={"shards": 1}))
+    whole = _made(_lineage(tmp_path, model_folder))
+    assert _changed(pilot, whole) == {"sample_audit", "vocabulary_map", *END}
+
+
+def test_a_source_may_be_moved_but_not_edited(tmp_path: Path, model_folder: Path) -> None:
+    before = _made(_lineage(tmp_path, model_folder))
+    moved = _lineage(
+        tmp_path, model_folder, prompts={"sources": [{"path": "moved.jsonl", "column": "prompt"}]}
+    )
+    (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
+    assert _changed(before, _made(moved)) == set()
+    write_prompts(tmp_path / "moved.jsonl", ["something else"])
+    assert "prompts" in _changed(before, _made(moved))
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "evaluation.jsonl"])
+def test_a_missing_source_is_named(tmp_path: Path, model_folder: Path, name: str) -> None:
+    lineage = _lineage(tmp_path, model_folder)
+    _make(lineage.target_model(), {"model_fingerprint": "m"})
+    (tmp_path / name).unlink()
+    with pytest.raises(
+        BadInput, match=rf"no file .*{name}, which the recipe names\. Paths are relative to the recipe's"
+    ):
+        lineage.prompts()
+
+
+def test_a_target_changed_in_place_is_another_target(tmp_path: Path, model_folder: Path) -> None:
+    lineage = _lineage(tmp_path, model_folder)
+    before = lineage.target_model().folder
+    (model_folder / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "rope_theta": 1}))
+    assert lineage.target_model().folder != before
+
+
+def test_what_is_missing_is_named_before_anything_depends_on_it(tmp_path: Path, model_folder: Path) -> None:
+    lineage = _lineage(tmp_path, model_folder)
+    with pytest.raises(MissingInput, match="target_model is not made yet"):
+        lineage.prompts()
+    assert lineage.released() is None
+    _make(lineage.target_model(), {"model_fingerprint": "m"})
+    with pytest.raises(MissingInput, match="synthetic_samples p8-s000 is not made yet"):
+        lineage.sample_audit()
+
+
+def test_a_base_draft_reaches_the_vocabulary_and_the_training_only(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    before = _made(_lineage(tmp_path, model_folder))
+    after = _made(_lineage(tmp_path, model_folder, base_draft={"hub_id": "someone/a-draft"}))
+    assert _changed(before, after) == {"vocabulary_map", *END}
