@@ -84,7 +84,11 @@ make_venv() {
     else
         "$1" -m venv --clear "$VENV" || return
     fi
-    # pip writes RECORD last: a package without one was cut off while being unpacked, and would count as installed.
+    drop_unfinished
+}
+
+# pip writes RECORD last: a package without one was cut off while being unpacked, and would count as installed.
+drop_unfinished() {
     local info
     for info in "$VENV"/lib/python3.*/site-packages/*.dist-info; do
         if [[ -d $info && ! -e $info/RECORD ]]; then
