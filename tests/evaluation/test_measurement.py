@@ -1,0 +1,164 @@
+import json
+from typing import Any
+
+import pytest
+
+from eagle3_pipeline.errors import BadInput, Busy, QualityError, ServerDied, ServerError, ServerNotReady
+from eagle3_pipeline.evaluation import measurement
+from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
+from eagle3_pipeline.evaluation.measurement import Measurement, measure
+from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.recipe.settings import Evaluation
+from tests.evaluation.counting_server import CountingServer, counting_server
+
+TEXTS = ("Where do swallows sleep?", "Name three rivers.", "Why is bread chewy?", "One more", "And another")
+
+
+def prompts(*texts: str, system: str | None = None) -> list[Prompt]:
+    made = (Prompt.create((text, "a later turn"), system=system, source="test") for text in texts or TEXTS)
+    return list(made)
+
+
+def settings(**changes: Any) -> Evaluation:
+    values = {"sets": [{"name": "x", "path": "x.jsonl"}], "max_completion_tokens": 12, "in_flight": 2}
+    return Evaluation.model_validate(values | changes)
+
+
+def run(server: CountingServer, asked: list[Prompt] | None = None, **changes: Any) -> Measurement:
+    with_draft = changes.pop("with_draft", server.drafts)
+    return measure(
+        server,  # type: ignore[arg-type]
+        prompts() if asked is None else asked,
+        settings(**changes),
+        name="x",
+        with_draft=with_draft,
+        request_timeout_s=5,
+    )
+
+
+def test_replies_are_kept_as_token_ids_and_counted() -> None:
+    with counting_server() as server:
+        measured = run(server)
+    assert list(measured.replies) == [prompt.prompt_id for prompt in prompts()]
+    assert all(len(ids) == 12 for ids in measured.replies.values())
+    assert measured.output_tokens == 60
+    assert measured.tokens_per_second == pytest.approx(60 / measured.wall_seconds)
+    assert measured.seconds_per_output_token == pytest.approx(measured.request_seconds / 60)
+
+
+def test_c59_the_warm_up_is_in_no_number() -> None:
+    with counting_server() as server:
+        measured = run(server)
+        everything = sum(engine.drafts for engine in server.engines)
+        assert len(server.requests) == 3 + 5
+    assert measured.acceptance is not None
+    assert 0 < measured.acceptance.drafts < everything
+    # every reply is its first token and 1 + accepted tokens for each draft
+    assert measured.output_tokens == 5 + measured.acceptance.drafts + measured.acceptance.accepted_tokens
+
+
+def test_c59_an_engine_that_is_missing_from_the_positions_is_noticed() -> None:
+    with counting_server(hidden_engine=True) as server, pytest.raises(QualityError, match="contradict"):
+        run(server)
+
+
+def test_counts_that_come_after_the_reply_are_waited_for() -> None:
+    with counting_server(late_counting=True) as server:
+        measured = run(server)
+    assert measured.acceptance is not None
+    assert measured.output_tokens == 5 + measured.acceptance.drafts + measured.acceptance.accepted_tokens
+
+
+def test_a_server_that_drafts_nothing_gives_no_acceptance_of_one() -> None:
+    with counting_server(drafts=False) as server, pytest.raises(QualityError, match="counted 0 drafts"):
+        run(server, with_draft=True)
+
+
+def test_counters_that_never_move_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "_REST_LIMIT_S", 0.1)
+    with counting_server(counting=False) as server, pytest.raises(QualityError, match="did not move"):
+        run(server)
+
+
+def test_without_a_draft_there_is_no_acceptance() -> None:
+    with counting_server(drafts=False) as server:
+        assert run(server).acceptance is None
+
+
+def test_another_number_of_speculative_tokens_than_the_recipes_is_noticed() -> None:
+    with counting_server(speculative_tokens=2) as server, pytest.raises(QualityError, match="2 positions"):
+        run(server)
+
+
+def test_requests_are_what_the_recipe_says_and_the_first_turn_is_used() -> None:
+    with counting_server() as server:
+        run(server, prompts("Hello", system="Be brief."), temperature=0.5)
+        assert server.requests[-1] == {
+            "model": server.model,
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+            "max_tokens": 12,
+            "temperature": 0.5,
+            "return_token_ids": True,
+        }
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_never_more_requests_are_in_flight_than_the_recipe_says(in_flight: int) -> None:
+    with counting_server(delay_s=0.02) as server:
+        run(server, in_flight=in_flight)
+        assert server.most_in_flight == in_flight
+
+
+def test_c08_a_prompt_that_is_too_long_is_left_out_by_name_and_asked_once() -> None:
+    asked = prompts("far too long", *TEXTS)
+    with counting_server() as server:
+        measured = run(server, asked)
+        sent = [body["messages"][-1]["content"] for body in server.requests]
+    assert measured.refused == (asked[0].prompt_id,)
+    assert len(measured.replies) == 5
+    assert sent.count("far too long") == 2  # the warm-up and the measurement
+
+
+def test_a_set_whose_prompts_are_all_refused_is_an_error() -> None:
+    with counting_server() as server, pytest.raises(BadInput, match="1 of 1 prompts refused"):
+        run(server, prompts("too long"))
+
+
+def test_an_empty_set_is_an_error() -> None:
+    with counting_server() as server, pytest.raises(BadInput, match="no prompts"):
+        run(server, [])
+
+
+def test_somebody_else_on_the_server_spoils_the_measurement_and_it_says_so() -> None:
+    with counting_server(foreign_tokens=4) as server, pytest.raises(Busy, match="somebody else"):
+        run(server)
+
+
+def test_a_death_of_the_server_is_told_with_its_cause() -> None:
+    with counting_server(status=500, dead=True) as server, pytest.raises(ServerDied, match="out of memory"):
+        run(server)
+
+
+def test_an_error_of_a_living_server_is_told_with_its_words() -> None:
+    with counting_server(status=503) as server, pytest.raises(ServerError, match="HTTP 503"):
+        run(server)
+
+
+def test_a_connection_that_breaks_is_told_and_the_request_is_not_sent_again() -> None:
+    with counting_server(hang_up=True) as server:
+        with pytest.raises(ServerError, match="gave no reply"):
+            run(server, in_flight=1)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(("dead", "kind"), [(True, ServerDied), (False, ServerNotReady)])
+def test_a_server_that_is_gone_is_told(dead: bool, kind: type[ServerError]) -> None:
+    with counting_server(dead=dead) as server:
+        pass
+    with pytest.raises(kind):
+        run(server)
+
+
+def test_a_measurement_survives_json() -> None:
+    measured = Measurement({"a": (1, 2)}, ("b",), 2, 1.5, 1.25, AcceptanceCounts(3, 9, 3, (2, 1, 0)))
+    assert Measurement.from_json(json.loads(json.dumps(measured.to_json()))) == measured

@@ -1,0 +1,70 @@
+import base64
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from eagle3_pipeline.plots import bars, histogram, lines, markdown_image
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_each_plot_is_a_png() -> None:
+    pictures = [
+        histogram([0, 10, 20], [3, 4], "Completion lengths", "tokens"),
+        bars([0.4, 0.2, 0.1], "Acceptance by position", "speculated token"),
+        lines([1, 2, 3], {"loss": [3.0, float("nan"), 1.0], "other": [1, 2, 3]}, "Loss", "step"),
+    ]
+    assert all(picture.startswith(PNG) for picture in pictures)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: histogram([0, 1], [0], "t", "x"),
+        lambda: bars([], "t", "x"),
+        lambda: lines([], {}, "t", "x"),
+        lambda: lines([1], {"a": [float("nan")]}, "t", "x"),
+        lambda: lines([1], {"a": [1.0]}, "costs $5 and $6", "x"),
+    ],
+    ids=["histogram", "bars", "no lines", "nan", "one point and dollars"],
+)
+def test_little_or_nothing_to_draw_still_gives_a_picture(draw: Callable[[], bytes]) -> None:
+    assert draw().startswith(PNG)
+
+
+def test_counts_and_edges_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 counts want 3 edges"):
+        histogram([0, 1], [1, 2], "t", "x")
+
+
+def test_the_card_is_white_so_that_it_reads_in_dark_mode() -> None:
+    from matplotlib.image import imread
+
+    pixels: Any = imread(io.BytesIO(bars([1.0], "t", "x")))
+    assert pixels[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_markdown_carries_the_picture_and_an_alt_text_that_cannot_break_it() -> None:
+    text = markdown_image(b"bytes", "a [b]\nc")
+    assert text == f"![a (b) c](data:image/png;base64,{base64.b64encode(b'bytes').decode()})"
+
+
+def test_plots_load_neither_pyplot_nor_torch_and_matplotlib_only_to_draw() -> None:
+    program = (
+        "import sys; from eagle3_pipeline.plots import bars; assert 'matplotlib' not in sys.modules; "
+        "bars([1.0], 't', 'x');"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_evaluation_and_release_import_without_torch_or_matplotlib() -> None:
+    program = (
+        "import sys, eagle3_pipeline.evaluation.evaluation, eagle3_pipeline.release.release;"
+        "assert not {'torch', 'matplotlib', 'safetensors', 'transformers', 'speculators'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
