@@ -1,0 +1,66 @@
+"""Hidden states of the stand-in: a known function of token id, position, layer and dimension, and its file.
+
+    hidden_states  [tokens, layers, hidden]  bfloat16
+    token_ids      [tokens]                  int64
+
+All values are multiples of 1/128 in [-1, 1), which bfloat16 holds exactly, so a test may compare with `==`.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.fakes.faults import Faults, strikes
+
+
+def expected_states(token_ids: Sequence[int], layers: Sequence[int], hidden: int) -> npt.NDArray[np.float32]:
+    """The states `[tokens, layers, hidden]` that the stand-in writes for these ids."""
+    ids = np.asarray(token_ids, dtype=np.uint32)[:, None, None]
+    positions = np.arange(len(token_ids), dtype=np.uint32)[:, None, None]
+    layer = np.asarray(layers, dtype=np.uint32)[None, :, None]
+    dimension = np.arange(hidden, dtype=np.uint32)[None, None, :]
+    mixed = ids * np.uint32(2654435761) ^ positions * np.uint32(2246822519) ^ layer * np.uint32(3266489917)
+    mixed = (mixed ^ dimension * np.uint32(668265263)) * np.uint32(374761393)
+    values = (mixed >> np.uint32(24)).astype(np.int32) - 128
+    states: npt.NDArray[np.float32] = (values / 128).astype(np.float32)
+    return states
+
+
+def write_states(
+    path: Path, token_ids: list[int], layers: Sequence[int], hidden: int, faults: Faults
+) -> None:
+    """Write the file as the project's connector does (temporary name, rename), with its faults."""
+    states = expected_states(token_ids, layers, hidden)
+    if strikes(faults.nan_share, "nan", token_ids):
+        states[len(token_ids) // 2, 0, 0] = np.nan
+    if strikes(faults.short_share, "short", token_ids):
+        states = states[:-1]
+    written = list(token_ids)
+    if strikes(faults.wrong_ids_share, "wrong_ids", token_ids):
+        written[-1] ^= 1
+    bits = (np.ascontiguousarray(states).view(np.uint32) >> 16).astype(np.uint16)
+    data = _safetensors(
+        {
+            "hidden_states": ("BF16", states.shape, bits.tobytes()),
+            "token_ids": ("I64", (len(written),), np.asarray(written, dtype=np.int64).tobytes()),
+        }
+    )
+    if strikes(faults.torn_share, "torn", token_ids):
+        data = data[: len(data) * 2 // 3]
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _safetensors(tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    """Bytes of a safetensors file: length of the header, header, data. numpy has no bfloat16 for it."""
+    header, offset = {}, 0
+    for name, (kind, shape, data) in tensors.items():
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values())
