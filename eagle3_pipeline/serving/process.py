@@ -27,7 +27,7 @@ from typing import Self
 
 import psutil
 
-from eagle3_pipeline.errors import ServerError
+from eagle3_pipeline.errors import Busy, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class _Stat:
     parent: int
     group: int
     session: int
+    threads: int
     start_ticks: int
 
     @classmethod
@@ -71,11 +72,13 @@ class _Stat:
             return None
         # The name in parentheses may hold blanks and parentheses itself.
         fields = text[text.rindex(")") + 2 :].split()
-        return cls(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+        numbers = [int(fields[index]) for index in (1, 2, 3, 17, 19)]
+        return cls(pid, fields[0], *numbers)
 
     @property
     def runs(self) -> bool:
-        return self.state not in _ZOMBIE_STATES
+        # A worker of vLLM shows as a zombie while threads of it go on and hold its memory.
+        return self.state not in _ZOMBIE_STATES or self.threads > 1
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def _carries(pid: int, marker: str) -> bool | None:
 
 
 def end_family(leader: ProcessIdentity | None, marker: str) -> list[int]:
-    """End a family and return the pids that were ended, once every one is gone; raises ServerError.
+    """End a family and return the pids that were ended, once every one is gone; raises ServerError, Busy.
 
     The leader is asked first, for it takes its children down in order. What is left then is asked itself,
     and then killed.
@@ -214,9 +217,9 @@ def end_family(leader: ProcessIdentity | None, marker: str) -> list[int]:
                     process.send(number)
             _wait(lambda: not left(), limit_s)
     except PermissionError as error:
-        raise ServerError(
-            f"may not signal {[process.pid for process in left()]}: they belong to another user. "
-            "Ask that user to stop the server, or wait until it stops by itself when idle."
+        raise Busy(
+            f"processes {[process.pid for process in left()]} of an idle server belong to another user. "
+            "Ask that user to stop it, or wait until it stops by itself."
         ) from error
     if survivors := left():
         raise ServerError(

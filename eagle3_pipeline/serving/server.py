@@ -125,8 +125,10 @@ def _ready_record(spec: ServerSpec, gpus: tuple[str, ...], log_folder: Path) -> 
         if isinstance(error, ServerNotReady):
             logger.warning("%s was stopped: not ready in time", record)
         raise
-    with _start_lock(spec.fingerprint):
-        record = dataclasses.replace(record, ready=True)
+    if record.ready:
+        return record
+    record = dataclasses.replace(record, ready=True)
+    if record.uid == os.getuid():
         record.write()
     return record
 

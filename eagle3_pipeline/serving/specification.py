@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle3_pipeline
+from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.server import ServerSettings
@@ -96,6 +97,8 @@ def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
     """The server that measures: with the draft in folder `draft`, or without any. Raises MissingInput."""
     if draft is None:
         return _specify(lineage, "evaluation", (), None)
+    if not draft.is_dir():
+        raise MissingInput(f"no draft folder {draft}. Materialise draft_checkpoint first.")
     speculative = {
         "method": "eagle3",
         "model": str(draft.absolute()),

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def stop_server(record: ServerRecord) -> list[int]:
     """End all processes of a server and forget it once its memory is back; returns the pids ended.
 
-    Raises ServerError when some process cannot be ended.
+    Raises ServerError when a process cannot be ended, Busy when it is another user's.
     """
     began = time.monotonic()
     ended = end_family(record.process, record.marker)

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from eagle3_pipeline.errors import ServerError
@@ -61,6 +62,20 @@ def test_an_own_child_that_ended_is_no_zombie_and_tells_its_exit_code(tmp_path: 
     process = start(tmp_path, "print('up', flush=True); raise SystemExit(3)")
     wait_for(lambda: not process.alive())
     assert exit_status(process) == "exit code 3"
+
+
+def test_a_process_whose_main_thread_ended_lives_as_long_as_its_threads(tmp_path: Path) -> None:
+    code = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(99,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).syscall(60, 0)  # exit(2) of this thread alone
+"""
+    process = start(tmp_path, code)
+    wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    assert process.alive()
+    assert end_family(process, "m") == [process.pid]
+    assert not process.alive()
 
 
 def test_the_caller_is_never_part_of_a_family() -> None:

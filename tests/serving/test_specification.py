@@ -166,6 +166,11 @@ def test_another_model_in_the_same_folder_and_inherited_settings_change_the_fing
     assert generation_server(make_lineage(tmp_path)).fingerprint != plain.fingerprint
 
 
+def test_a_draft_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingInput, match=r"no draft folder .*/none\. Materialise draft_checkpoint"):
+        evaluation_server(make_lineage(tmp_path), tmp_path / "none")
+
+
 def test_without_a_target_model_the_asset_to_make_is_named(tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path)
     (lineage.target_model().folder / "manifest.json").unlink()
