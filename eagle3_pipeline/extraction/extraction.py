@@ -19,6 +19,7 @@ from eagle3_pipeline.extraction.staging import staging_folder
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.shards.format import ShardLayout
+from eagle3_pipeline.shards.listing import JOURNAL_NAME
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
@@ -44,6 +45,8 @@ def extract_shards(
     for shard in shards:
         manifest = lineage.hidden_state_shards(shard).manifest()
         if manifest is not None:
+            # A kill just after the manifest leaves the journal, which must not vouch for parts later on.
+            (lineage.hidden_state_shards(shard).folder / JOURNAL_NAME).unlink(missing_ok=True)
             made[shard] = manifest
             on_shard(shard, manifest)
     missing = [shard for shard in shards if shard not in made]

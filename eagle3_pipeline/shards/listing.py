@@ -5,6 +5,9 @@ from pathlib import Path
 from eagle3_pipeline.errors import DamagedFile, MissingInput
 from eagle3_pipeline.manifest import MANIFEST_NAME, read_manifest
 
+JOURNAL_NAME = "parts.journal"
+"""Lists the complete parts of a shard that is being written; gone when the shard is complete."""
+
 
 def parts_of_shard(folder: Path) -> list[Path]:
     """Paths of the parts in the manifest, their sizes compared; raises MissingInput and DamagedFile."""

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, Self
 import torch
 
 from eagle3_pipeline.durable_files import Journal, fsync_folder
-from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.errors import Busy, DamagedFile
+from eagle3_pipeline.manifest import MANIFEST_NAME
 from eagle3_pipeline.shards.format import (
     ShardLayout,
     bytes_of_empty_part,
@@ -27,8 +28,8 @@ from eagle3_pipeline.shards.format import (
     encode_header,
     read_header,
 )
+from eagle3_pipeline.shards.listing import JOURNAL_NAME
 
-JOURNAL_NAME = "parts.journal"
 _STEP_BYTES = 64 << 20  # written at once: keeps a kill and other writers responsive
 
 
@@ -67,6 +68,10 @@ class ShardWriter:
             raise
 
     def _recover(self) -> None:
+        if (self.folder / MANIFEST_NAME).exists():  # made while we waited for the lock: nothing here is ours
+            raise Busy(
+                f"{self.folder} was completed by another process just now. Start again: it is left as it is."
+            )
         for record in self._journal.records:
             path = self.folder / record["part"]
             header = read_header(path)

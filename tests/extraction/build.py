@@ -24,35 +24,43 @@ LAYERS = (1, 2, 4)
 HIDDEN = 8
 IN_FLIGHT = 4
 PER_SHARD = 10
+FACTS = {
+    "model_fingerprint": "m" * 64,
+    "num_layers": LAYERS[-1],
+    "hidden_size": HIDDEN,
+    "vocab_size": 500,
+    "max_context": 2048,
+}
 
 
-def make_lineage(folder: Path, *, shards: int = 2, **extraction: Any) -> Lineage:
-    """A recipe of `shards` shards with PER_SHARD prompts each; target and samples are made."""
+def make_lineage(
+    folder: Path,
+    samples: list[list[Sample]] | None = None,
+    *,
+    facts: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    **extraction: Any,
+) -> Lineage:
+    """A recipe with one shard for each list of `samples` (default: two of PER_SHARD), which are made."""
+    shards = samples or [[invent(shard, index) for index in range(PER_SHARD)] for shard in (0, 1)]
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n')
     source = {"path": str(folder / "prompts.jsonl")}
+    settings = {"layers": LAYERS, "in_flight": IN_FLIGHT, "max_sample_tokens": 64, "part_gib": 1e-6}
+    target = FACTS | {"model_path": str(folder)} | (facts or {})
     values: dict[str, Any] = {
         "name": "tiny",
-        "target": {"path": str(folder / "model")},
-        "prompts": {"sources": [source], "count": PER_SHARD * shards, "per_shard": PER_SHARD},
-        "extraction": {"layers": LAYERS, "in_flight": IN_FLIGHT, "max_sample_tokens": 64, "part_gib": 1e-6}
-        | extraction,
+        "target": {"path": str(target["model_path"])},
+        "prompts": {"sources": [source], "count": PER_SHARD * len(shards), "per_shard": PER_SHARD},
+        "extraction": settings | extraction,
         "evaluation": {"sets": [{"name": "own", **source}]},
-        "server": {"extraction": {"max_model_len": 64}},
+        "server": {"extraction": {"max_model_len": 64} | (server or {})},
     }
     lineage = Lineage(Recipe.model_validate(values), folder / "storage")
-    target = lineage.target_model()
-    target.folder.mkdir(parents=True)
-    facts = {
-        "model_path": str(folder / "model"),
-        "model_fingerprint": "m" * 64,
-        "num_layers": LAYERS[-1],
-        "hidden_size": HIDDEN,
-        "vocab_size": 500,
-        "max_context": 2048,
-    }
-    target.finish([], facts)
-    for number, shard in enumerate(lineage.recipe.shards):
-        make_samples(lineage, shard, [invent(number, index) for index in range(PER_SHARD)])
+    place = lineage.target_model()
+    place.folder.mkdir(parents=True)
+    place.finish([], target)
+    for shard, listed in zip(lineage.recipe.shards, shards, strict=True):
+        make_samples(lineage, shard, listed)
     return lineage
 
 

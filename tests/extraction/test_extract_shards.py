@@ -26,7 +26,6 @@ from tests.extraction.build import (
     audit,
     invent,
     make_lineage,
-    make_samples,
 )
 from tests.fakes.faults import Faults
 from tests.fakes.states import expected_states
@@ -93,6 +92,14 @@ def test_made_shards_are_told_again_without_any_server(server: StandIn, lineage:
     assert server.opened == 1
 
 
+def test_a_journal_that_a_kill_left_beside_a_manifest_is_removed(server: StandIn, lineage: Lineage) -> None:
+    _extract(lineage, S0)
+    journal = lineage.hidden_state_shards(S0).folder / "parts.journal"
+    journal.touch()
+    _extract(lineage, S0)
+    assert not journal.exists()
+
+
 def test_only_missing_shards_are_asked_for(server: StandIn, lineage: Lineage) -> None:
     _extract(lineage, S1)
     assert [shard for shard, _ in _extract(lineage)] == [S1, S0]
@@ -119,30 +126,19 @@ def test_requests_run_over_the_border_of_shards_and_both_bounds_hold(
 
 
 def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_path: Path) -> None:
-    lineage = make_lineage(tmp_path, shards=1)
-    place = lineage.synthetic_samples(S0)
-    (place.folder / "manifest.json").unlink()
-    (place.folder / "samples.parquet").unlink()
-    place.folder.rmdir()
     verdicts = ["good", "truncated", "empty", "degenerate", "refused", "degenerate"]
     samples = [invent(0, index, verdict=verdict) for index, verdict in enumerate(verdicts)]
     samples.append(invent(0, 6, prompt_token_ids=[1, *range(63)]))  # 64 tokens: no room for the completion
     samples.append(invent(0, 7, completion_token_ids=list(range(200, 300))))  # is cut to 63 tokens
-    make_samples(lineage, S0, samples)
-    ((_, manifest),) = _extract(audit(lineage), S0)
+    lineage = audit(make_lineage(tmp_path, [samples]))
+    ((_, manifest),) = _extract(lineage, S0)
     assert manifest.facts["skipped"] == {"empty": 1, "degenerate": 2, "refused": 1, "completion_cut_off": 1}
     _holds_the_states_of(lineage, S0, [samples[0], samples[1], samples[7]])
     assert max(len(ids) for ids in server.requests) == 63  # the server's 64, less the one token it generates
 
 
 def test_a_shard_with_nothing_to_train_on_is_made_and_empty(server: StandIn, tmp_path: Path) -> None:
-    lineage = make_lineage(tmp_path, shards=1)
-    place = lineage.synthetic_samples(S0)
-    (place.folder / "manifest.json").unlink()
-    make_samples_again = [invent(0, index, verdict="empty") for index in range(2)]
-    (place.folder / "samples.parquet").unlink()
-    place.folder.rmdir()
-    make_samples(lineage, S0, make_samples_again)
+    lineage = make_lineage(tmp_path, [[invent(0, index, verdict="empty") for index in range(2)]])
     ((_, manifest),) = _extract(audit(lineage), S0)
     assert manifest.files == ()
     assert len(ShardReader([lineage.hidden_state_shards(S0).folder])) == 0
@@ -221,7 +217,7 @@ def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
 
 
 def test_too_little_room_is_said_before_the_server_is_opened(server: StandIn, tmp_path: Path) -> None:
-    lineage = audit(make_lineage(tmp_path, shards=1, part_gib=1e9))
+    lineage = audit(make_lineage(tmp_path, part_gib=1e9))
     with pytest.raises(NotEnoughRoom, match="staging of hidden states"):
         _extract(lineage, S0)
     assert server.opened == 0
@@ -229,7 +225,7 @@ def test_too_little_room_is_said_before_the_server_is_opened(server: StandIn, tm
 
 def test_unaudited_samples_are_not_extracted(server: StandIn, tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="sample_audit"):
-        _extract(make_lineage(tmp_path, shards=1), S0)
+        _extract(make_lineage(tmp_path), S0)
     assert server.opened == 0
 
 
@@ -237,7 +233,7 @@ def test_layers_that_the_target_lacks_are_refused_before_anything_else(
     server: StandIn, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match="more than the target's 4 layers"):
-        _extract(make_lineage(tmp_path, shards=1, layers=(1, 2, 5)), S0)
+        _extract(make_lineage(tmp_path, layers=(1, 2, 5)), S0)
 
 
 def test_progress_says_samples_tokens_and_bytes(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,10 @@ from eagle3_pipeline.durable_files import Journal, read_journal
 from eagle3_pipeline.errors import Busy, DamagedFile
 from eagle3_pipeline.shards import writer as writer_module
 from eagle3_pipeline.shards.format import ShardLayout, read_header
+from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.reader import ShardReader
-from eagle3_pipeline.shards.writer import JOURNAL_NAME, ShardWriter
-from tests.shards.build import LAYOUT, Invented, invent, place_at, same
+from eagle3_pipeline.shards.writer import ShardWriter
+from tests.shards.build import LAYOUT, Invented, invent, make_shard, place_at, same
 
 
 def _write_all(folder: Path, samples: list[Invented], part_bytes: int) -> None:
@@ -131,6 +132,14 @@ def test_a_full_disk_leaves_the_parts_before_it_and_nothing_of_the_one_that_did_
 def test_two_writers_of_one_shard_exclude_each_other(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, LAYOUT, 1, "f" * 64), pytest.raises(Busy, match="another process"):
         ShardWriter(tmp_path, LAYOUT, 1, "f" * 64)
+
+
+def test_a_complete_shard_is_never_opened_for_writing(tmp_path: Path) -> None:
+    folder, manifest = make_shard(tmp_path, [invent(3, 0)])
+    before = {path.name: path.read_bytes() for path in folder.glob("part-*")}
+    with pytest.raises(Busy, match="left as it is"):
+        ShardWriter(folder, LAYOUT, 1, manifest.fingerprint)
+    assert {path.name: path.read_bytes() for path in folder.glob("part-*")} == before
 
 
 def test_parts_of_another_thing_are_not_continued(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from safetensors import safe_open
 
 from eagle3_pipeline.errors import DamagedFile, MissingInput
 from eagle3_pipeline.shards.format import ShardLayout, bytes_of_empty_part, read_header
+from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.reader import ShardReader
-from eagle3_pipeline.shards.writer import JOURNAL_NAME, ShardWriter
+from eagle3_pipeline.shards.writer import ShardWriter
 from tests.shards.build import LAYOUT, invent, make_shard, same
 
 

@@ -1,0 +1,78 @@
+"""What the extraction server captures is what a Hugging Face forward computes, however it is batched."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3_pipeline.extraction.extraction import extract_shards
+from eagle3_pipeline.serving.server import stop_servers
+from eagle3_pipeline.shards.reader import ShardReader
+from tests.extraction.build import audit, invent, make_lineage
+from tests.models import make_deepseek
+
+CHUNK = 256  # tokens in one prefill step of the server: the longest samples take several
+
+
+def _reference(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
+    """float32 states [tokens, layers, hidden] in the project's convention, by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    before_norm: list[torch.Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda module, arguments: before_norm.append(arguments[0]))
+    with torch.no_grad():
+        states = model.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    last = model.config.num_hidden_layers
+    return torch.stack([before_norm[0][0] if layer == last else states[layer][0] for layer in layers], dim=1)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("architecture", ["llama", "deepseek"])
+def test_captured_states_are_those_of_a_hugging_face_forward(
+    architecture: str, tmp_path: Path, tiny_llama: Path
+) -> None:
+    model = tiny_llama if architecture == "llama" else make_deepseek(tmp_path / "deepseek")
+    config = json.loads((model / "config.json").read_text())
+    last, hidden = config["num_hidden_layers"], config["hidden_size"]
+    layers = (1, 2, last)
+    random.seed(0)
+    lengths = [5, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7, *(20 + 9 * number for number in range(34))]
+    samples = [
+        invent(0, number, completion_token_ids=[random.randrange(20, 500) for _ in range(length)])
+        for number, length in enumerate(lengths)
+    ]
+    lineage = audit(
+        make_lineage(
+            tmp_path,
+            [samples],
+            facts={"model_path": str(model), "num_layers": last, "hidden_size": hidden},
+            server={
+                "max_model_len": 2048,
+                "enforce_eager": True,
+                "gpu_memory_utilization": 0.3,
+                "cpu_kv_cache_gib": 1,
+                "max_num_seqs": 32,
+                "extra_args": ["--max-num-batched-tokens", str(CHUNK)],
+            },
+            layers=layers,
+            in_flight=32,
+            max_sample_tokens=2000,
+        )
+    )
+    try:
+        (manifest,) = extract_shards(lineage, lineage.recipe.shards, lambda shard, made: None).values()
+    finally:
+        stop_servers(())
+    assert manifest.facts["quarantined"] == {}
+    reader = ShardReader([lineage.hidden_state_shards(lineage.recipe.shards[0]).folder])
+    assert reader.sample_ids == [sample.sample_id for sample in samples]
+    for index, sample in enumerate(samples[:8]):
+        found = reader[index]
+        assert found["token_ids"].tolist() == sample.token_ids
+        expected = _reference(model, sample.token_ids, layers)
+        cosine = torch.cosine_similarity(found["hidden_states"].float(), expected, dim=-1)
+        assert cosine.mean(dim=0).min() > 0.999, (sample.sample_id, cosine.mean(dim=0))
