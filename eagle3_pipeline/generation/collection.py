@@ -72,7 +72,7 @@ def collect_samples(lineage: Lineage, shards: Sequence[str], on_shard: OnShard) 
     with ExitStack() as stack:
         works = []
         for shard in shards:
-            work = _open(lineage, shard)
+            work = open_shard(lineage, shard)
             if isinstance(work, Manifest):
                 finished(shard, work)
             else:
@@ -85,7 +85,7 @@ def collect_samples(lineage: Lineage, shards: Sequence[str], on_shard: OnShard) 
     return {shard: made[shard] for shard in shards}
 
 
-def _open(lineage: Lineage, shard: str) -> Manifest | ShardWork:
+def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardWork:
     """The manifest of a shard that is made, or the shard taken for this process; raises Busy."""
     plan = lineage.recipe.prompts
     if shard not in plan.shards:

@@ -18,15 +18,19 @@ class FirstReplies:
         self._parser = parser
         self._held: list[Sample] = []
         self._trusted = False
+        self._failed = False
 
     def admit(self, sample: Sample) -> list[Sample]:
         """The samples that may be recorded now; raises QualityError when the first 16 all look wrong."""
         if self._trusted:
             return [sample]
+        if self._failed:
+            return []  # a reply that comes in while the job is being stopped
         self._held.append(sample)
         self._trusted = self._is_right(sample)
         if not self._trusted and len(self._held) >= _ENOUGH_REPLIES:
-            held, self._held = self._held, []
+            self._failed = True
+            held = self.rest()
             raise QualityError(self._complaint(held))
         return self.rest() if self._trusted else []
 

@@ -78,15 +78,12 @@ class Job:
         However it ends, what was answered is in the journals, and nothing is marked as failed.
         """
         writer = asyncio.create_task(self._write())
-        workers = [asyncio.create_task(self._work(client)) for _ in range(self._in_flight)]
-        asking: asyncio.Future[list[None]] = asyncio.gather(*workers)
-        both: list[asyncio.Future[Any]] = [asking, writer]
+        asking = asyncio.create_task(self._ask_all(client))
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([asking, writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            asking.cancel()
+            await asyncio.wait([asking])
             self._to_write += self._first_replies.rest()
             self._closing.set()
             self._news.set()
@@ -99,6 +96,15 @@ class Job:
                 "recorded. Start again to send just these. If they only take long, raise "
                 "generation.request_timeout_s or lower generation.in_flight."
             )
+
+    async def _ask_all(self, client: Asks) -> None:
+        workers = [asyncio.create_task(self._work(client)) for _ in range(self._in_flight)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
 
     async def _work(self, client: Asks) -> None:
         for work, conversation in self._queue:
@@ -131,7 +137,7 @@ class Job:
         return conversation.add_reply(reply, client.sampling, self._server)
 
     def _accept(self, sample: Sample, conversation: Conversation) -> None:
-        self._pulse.replied(len(sample.completion_token_ids), truncated=sample.finish_reason == "length")
+        self._pulse.replied(len(sample.completion_token_ids), truncated=sample.verdict == "truncated")
         if conversation.ended_early:
             self._pulse.dropped(len(conversation.prompt.turns) - len(conversation.samples))
         self._to_write += self._first_replies.admit(sample)

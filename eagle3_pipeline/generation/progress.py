@@ -94,8 +94,13 @@ class Pulse:
             parts.append("errors: " + ", ".join(f"{n} x {why}" for why, n in self.errors.most_common()))
         left = self.time_left_s()
         if left and self.done < self.total:
-            parts.append(f"{_duration(left[0])} to {_duration(left[1])} left")
+            parts.append(f"{_range(*left)} left")
         return ", ".join(parts)
+
+
+def _range(least: float, most: float) -> str:
+    low, high = _duration(least), _duration(most)
+    return f"about {low}" if low == high else f"{low} to {high}"
 
 
 def _duration(seconds: float) -> str:

@@ -95,8 +95,9 @@ def _require_quality(lineage: Lineage, totals: dict[str, int], shares: dict[str,
         problems.append(
             f"{rejected:.1%} of {totals['samples']} samples are rejected ({reasons}), allowed are "
             f"{bounds.max_rejected_share:.1%}: look at their verdict and content in {SAMPLES_NAME}. Loops "
-            "come from a low temperature or a wrong chat template, empty answers from a wrong reasoning parser, "
-            "refusals from prompts that do not fit max_model_len; else raise generation.max_rejected_share"
+            "come from a low temperature or a wrong chat template, empty answers from a wrong reasoning "
+            "parser, refusals from prompts that do not fit max_model_len; else raise "
+            "generation.max_rejected_share"
         )
     if totals["good"] + (totals["truncated"] if bounds.train_truncated else 0) == 0:
         problems.append(

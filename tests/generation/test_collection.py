@@ -1,0 +1,270 @@
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_pipeline.errors import BadInput, Busy, MissingInput, RecipeError, ServerDied
+from eagle3_pipeline.generation import collection
+from eagle3_pipeline.generation.collection import collect_samples, open_shard
+from eagle3_pipeline.generation.shard_work import ShardWork
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.samples import read_samples
+from tests.generation.chat_server import ChatServer, chat_body, serve_chat
+from tests.generation.world import Answers, make_lineage, run_job
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server on a real socket; opening it is counted."""
+    import eagle3_pipeline.serving.server as serving
+    import eagle3_pipeline.serving.specification as specification
+
+    with serve_chat() as running:
+
+        @contextmanager
+        def open_server(spec: Any, log_folder: Path) -> Iterator[ChatServer]:
+            opened.append(log_folder)
+            yield running
+
+        opened: list[Path] = []
+        running.opened = opened  # type: ignore[attr-defined]
+        monkeypatch.setattr(serving, "open_server", open_server)
+        monkeypatch.setattr(specification, "generation_server", lambda lineage: None)
+        yield running
+
+
+def collect(lineage: Lineage) -> list[str]:
+    announced: list[str] = []
+
+    def on_shard(shard: str, manifest: Manifest) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        announced.append(shard)
+
+    made = collect_samples(lineage, lineage.recipe.shards, on_shard)
+    assert list(made) == list(lineage.recipe.shards)
+    return announced
+
+
+def wait_for_records(lineage: Lineage, count: int) -> None:
+    """Return when so many replies to the first shard are in its journal (and its header)."""
+    path = lineage.synthetic_samples(lineage.recipe.shards[0]).folder / "replies.jsonl"
+    deadline = time.monotonic() + 20
+    while path.read_bytes().count(b"\n") < count + 1:
+        assert time.monotonic() < deadline, "the replies were not recorded"
+        time.sleep(0.01)
+
+
+def test_all_shards_are_made_with_one_server_and_each_is_announced_once(server: Any, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1, 2, 1, 1], 2)
+    assert sorted(collect(lineage)) == ["p2-s000", "p2-s001"]
+    assert server.opened == [lineage.folder / "logs"]
+    assert sorted(server.asked) == ["p0-t0", "p1-t0", "p1-t1", "p2-t0", "p3-t0"]
+    facts = lineage.synthetic_samples("p2-s000").verify().facts
+    expected = {
+        "samples": 3,
+        "good": 3,
+        "truncated": 0,
+        "refused": 0,
+        "prompt_tokens": 9,
+        "completion_tokens": 9,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    assert facts["completion_lengths"] == {"edges": [0, 1, 2, 3, 4], "counts": [0, 0, 0, 3]}
+    folder = lineage.synthetic_samples("p2-s000").folder
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "samples.parquet"]
+    assert read_samples(folder / "samples.parquet")[0].server == "server-fingerprint"
+
+
+def test_what_is_made_is_announced_again_and_neither_asked_for_nor_served(
+    server: Any, tmp_path: Path
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 4, 2)
+    collect(lineage)
+    digests = [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
+    assert collect(lineage) == ["p2-s000", "p2-s001"]
+    assert len(server.opened) == 1
+    assert len(server.asked) == 4
+    assert digests == [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
+
+
+def test_raising_the_count_asks_exactly_for_the_new_prompts(server: Any, tmp_path: Path) -> None:
+    collect(make_lineage(tmp_path, [1] * 4, 2))
+    server.asked.clear()
+    more = make_lineage(tmp_path, [1] * 8, 2)
+    assert sorted(collect(more)) == ["p2-s000", "p2-s001", "p2-s002", "p2-s003"]
+    assert sorted(server.asked) == ["p4-t0", "p5-t0", "p6-t0", "p7-t0"]
+
+
+def test_another_size_of_shards_is_another_plan(server: Any, tmp_path: Path) -> None:
+    collect(make_lineage(tmp_path, [1] * 4, 2))
+    collect(make_lineage(tmp_path, [1] * 4, 4))
+    assert len(server.asked) == 8
+
+
+def test_a_shard_whose_replies_are_all_recorded_is_finished_without_a_server(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 2, 2)
+
+    def killed(work: ShardWork) -> Manifest:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWork, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_job(lineage, Answers())
+    assert collect(lineage) == ["p2-s000"]
+    assert server.opened == []
+
+
+def test_a_shard_is_never_made_by_two_processes_at_once(server: Any, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 4, 2)
+    other = open_shard(lineage, "p2-s001")
+    assert isinstance(other, ShardWork)
+    with other, pytest.raises(Busy, match="p2-s001"):
+        collect(lineage)
+    assert server.opened == []
+    assert sorted(collect(lineage)) == ["p2-s000", "p2-s001"]
+
+
+def test_a_leftover_journal_of_a_finished_shard_goes(server: Any, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 2, 2)
+    collect(lineage)
+    leftover = lineage.synthetic_samples("p2-s000").folder / "replies.jsonl"
+    leftover.write_text("{}\n")
+    collect(lineage)
+    assert not leftover.exists()
+
+
+def test_a_shard_of_another_plan_is_refused(server: Any, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 2, 2)
+    with pytest.raises(RecipeError, match="no shard p9-s000"):
+        collect_samples(lineage, ["p9-s000"], lambda shard, manifest: None)
+
+
+def test_without_prompts_the_step_to_materialise_is_named(server: Any, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 2, 2)
+    (lineage.prompts().folder / "manifest.json").unlink()
+    with pytest.raises(MissingInput, match="prompts"):
+        collect(lineage)
+
+
+def test_a_server_that_dies_in_the_middle_is_told_from_a_slow_one_and_nothing_is_marked_failed(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 50, 50)
+    answered = threading.Semaphore(5)
+
+    def die(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
+        if answered.acquire(blocking=False):
+            return False
+        wait_for_records(lineage, 5)
+        server.death = ServerDied("exit code -9, the last lines of its log")
+        handler.close_connection = True
+        return True
+
+    server.behave = die
+    with pytest.raises(ServerDied, match="last lines of its log"):
+        collect(lineage)
+    server.behave, server.death = lambda handler, body: False, None
+    server.asked.clear()
+    collect(lineage)
+    assert len(server.asked) == 45
+
+
+def test_a_connection_lost_in_the_middle_of_a_reply_is_tried_again(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = threading.Semaphore(1)
+
+    def tear(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
+        if not torn.acquire(blocking=False):
+            return False
+        handler.send_response(200)
+        handler.send_header("content-length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b'{"choices": [')
+        handler.close_connection = True
+        return True
+
+    server.behave = tear
+    lineage = make_lineage(tmp_path, [1] * 2, 2)
+    collect(lineage)
+    assert len(server.asked) == 3
+    assert lineage.synthetic_samples("p2-s000").require().facts["good"] == 2
+
+
+def test_two_begin_tokens_stop_the_job(server: ChatServer, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 2, 2)
+    model = tmp_path / "model"
+    config = {
+        "added_tokens_decoder": {"1": {"content": "<s>"}},
+        "bos_token": "<s>",
+        "chat_template": "{{ bos_token }}",
+    }
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    place = lineage.target_model()  # the tokenizer is part of the target: another place
+    place.folder.mkdir(parents=True)
+    place.finish([], {"model_path": str(model), "model_fingerprint": "target", "hidden_size": 8})
+
+    def twice(handler: Any, body: dict[str, Any]) -> bool:
+        handler.answer(200, {**chat_body(), "prompt_token_ids": [1, 1, 5]})
+        return True
+
+    server.behave = twice
+    with pytest.raises(BadInput, match="2 begin tokens"):
+        collect(lineage)
+
+
+def test_a_cancel_in_the_middle_keeps_what_was_answered_and_leaves_no_thread(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 20, 20)
+    answered, once, release = threading.Semaphore(5), threading.Semaphore(1), threading.Event()
+
+    def hold(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
+        if answered.acquire(blocking=False):
+            return False
+        wait_for_records(lineage, 5)
+        if once.acquire(blocking=False):
+            os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C while requests are out
+        release.wait(20)
+        return False
+
+    server.behave = hold
+    with pytest.raises(KeyboardInterrupt):
+        collect(lineage)
+    release.set()
+    assert not [thread for thread in threading.enumerate() if thread.name == "generation"]
+    server.behave = lambda handler, body: False
+    server.asked.clear()
+    collect(lineage)
+    assert len(server.asked) == 15
+
+
+def test_the_job_tells_every_few_seconds_how_it_goes(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(collection, "_PULSE_S", 0.01)
+    told = threading.Event()
+
+    def wait_for_a_line(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
+        while "in flight" not in caplog.text and not told.wait(0.01):
+            pass
+        told.set()
+        return False
+
+    server.behave = wait_for_a_line
+    caplog.set_level("INFO", logger="eagle3_pipeline")
+    collect(make_lineage(tmp_path, [1] * 2, 2))
+    assert "0/2 replies, 2 in flight" in caplog.text
+    assert "p2-s000 is made: 2 samples (2 good, 0 truncated), 6 completion tokens" in caplog.text
