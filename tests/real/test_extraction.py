@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.serving.server import stop_servers
@@ -76,3 +77,39 @@ def test_captured_states_are_those_of_a_hugging_face_forward(
         expected = _reference(model, sample.token_ids, layers)
         cosine = torch.cosine_similarity(found["hidden_states"].float(), expected, dim=-1)
         assert cosine.mean(dim=0).min() > 0.999, (sample.sample_id, cosine.mean(dim=0))
+
+
+class _Copied:
+    def synchronize(self) -> None:
+        return None
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("said", "mark"),
+    [
+        ("Error while serializing: I/O error: No space left on device (os error 28)", ".no-room"),
+        ("Error while serializing: I/O error: Input/output error (os error 5)", ".failed"),
+    ],
+)
+def test_a_failed_write_leaves_a_mark_and_no_file(
+    said: str, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as of_vllm
+
+    from eagle3_pipeline.extraction.connector import HiddenStatesConnector
+
+    def fail(tensors: dict[str, torch.Tensor], path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError(said)
+
+    path = tmp_path / "cmpl-1-0.safetensors"
+    tensors = {"hidden_states": torch.ones(2, 1, 4), "token_ids": torch.ones(2)}
+    with monkeypatch.context() as patched:
+        patched.setattr(of_vllm, "save_file", fail)
+        with pytest.raises(SafetensorError):
+            HiddenStatesConnector._write_tensors(tensors, _Copied(), str(path), None)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name + mark]
+    HiddenStatesConnector._write_tensors(tensors, _Copied(), str(path), None)
+    assert path.exists()
+    assert not list(tmp_path.glob(".*"))
