@@ -65,4 +65,5 @@ def _servers(mark: str) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue
     # A process that is just ending is none that was left behind.
-    return psutil.wait_procs(found, timeout=3)[1]
+    left: list[psutil.Process] = psutil.wait_procs(found, timeout=3)[1]
+    return left

@@ -26,15 +26,17 @@ def make_draft(
     generator = torch.Generator().manual_seed(1)
     weights: dict[str, Any] = {
         "lm_head.weight": load_file(target / "model.safetensors")["lm_head.weight"].float(),
-        "fc.weight": torch.randn(hidden, 3 * hidden, generator=generator) * 1e-3,
+        "fc.weight": torch.randn(hidden, 3 * hidden, generator=generator) * 0.1,
         "norm.weight": torch.ones(hidden),
         **_attention(hidden, heads, looks_back),
         "midlayer.mlp.gate_proj.weight": torch.zeros(hidden, hidden),
         "midlayer.mlp.up_proj.weight": torch.zeros(hidden, hidden),
         "midlayer.mlp.down_proj.weight": torch.zeros(hidden, hidden),
     }
-    for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
-        weights[f"midlayer.{norm}.weight"] = torch.ones(hidden)
+    # The residual starts with next to nothing of the hidden state, which from the second proposal on is the
+    # draft's own and carries the state of the token before.
+    for norm, size in (("hidden_norm", 0.01), ("input_layernorm", 1.0), ("post_attention_layernorm", 1.0)):
+        weights[f"midlayer.{norm}.weight"] = torch.full((hidden,), size)
     folder.mkdir(parents=True, exist_ok=True)
     saved = {name: value.to(torch.bfloat16).contiguous() for name, value in weights.items()}
     save_file(saved, folder / "model.safetensors", metadata={"format": "pt"})
@@ -54,6 +56,7 @@ def make_draft(
         "head_dim": HEAD_SIZE,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "tie_word_embeddings": False,
+        "norm_before_residual": True,
         "draft_vocab_size": config["vocab_size"],
         "eagle_aux_hidden_state_layer_ids": list(layers),
     }

@@ -77,6 +77,7 @@ class Arguments:
 def parse(argv: list[str]) -> Arguments:
     """Read vLLM's command line; exits with 2 and vLLM's words on an unknown flag."""
     parser = argparse.ArgumentParser(prog="api_server.py", allow_abbrev=False)
+    parser.add_argument("model_tag", nargs="?")
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--served-model-name", nargs="+")
     parser.add_argument("--port", type=int, default=8000)

@@ -53,7 +53,6 @@ class Counters:
     def text(self) -> str:
         """The answer of /metrics."""
         lines: list[str] = []
-        position_lines = False
         for line in self._template:
             found = _SAMPLE.match(line)
             if found is None or 'engine="' not in (found["labels"] or ""):
@@ -64,12 +63,11 @@ class Counters:
                 labels["model_name"] = self._served_name
             if "position" not in labels:
                 lines += self._by_engine(found["name"], labels, found["value"])
-            elif found["name"].endswith("_created"):
-                continue
-            elif not position_lines:  # one recorded block of positions becomes as many as this server has
-                position_lines = True
+            elif labels["position"] == "0":  # the recorded positions become as many as this server has
                 for position in range(self.speculative_tokens):
-                    lines += self._by_engine(found["name"], {**labels, "position": str(position)}, "0.0")
+                    lines += self._by_engine(
+                        found["name"], {**labels, "position": str(position)}, found["value"]
+                    )
         return "\n".join(lines) + "\n"
 
     def _by_engine(self, name: str, labels: dict[str, str], recorded: str) -> list[str]:
