@@ -1,0 +1,31 @@
+"""`python -m eagle3_pipeline.training PLAN`: one training run in a process of its own, events on stdout."""
+
+import logging
+import sys
+import traceback
+from pathlib import Path
+
+from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.training.events import emit
+from eagle3_pipeline.training.plan import TrainingPlan
+
+
+def main(arguments: list[str]) -> int:
+    """Run the plan; 0 when draft/ is written. A `failed` event says why it is not."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        from eagle3_pipeline.training.process import end_with_parent, run_plan
+
+        end_with_parent()
+        run_plan(TrainingPlan.read(Path(arguments[0])))
+    except Eagle3Error as error:
+        traceback.print_exc()
+        emit("failed", error=type(error).__name__, message=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+"""What the training process tells its parent: one JSON object a line on stdout; anything else is only text.
+
+    {"event": "start", "step": 0, "steps": 210, "epochs": 3, "parameters": 7448256, "samples": 380, ...}
+    {"event": "step", "step": 12, "steps": 210, "epoch": 0, "loss": 7.1, "accuracy": [0.21, ...], ...}
+    {"event": "epoch", "epoch": 0, "loss": 5.9, "acceptance_length": 1.31, ...}
+    {"event": "done", ...facts...}
+    {"event": "failed", "error": "DamagedFile", "message": "..."}
+
+A step event speaks of the steps since the one before it.
+"""
+
+import json
+import sys
+from typing import Any, TextIO
+
+from eagle3_pipeline import errors
+from eagle3_pipeline.errors import Eagle3Error
+
+MARK = "event"
+
+
+def emit(kind: str, stream: TextIO | None = None, **values: Any) -> None:
+    """Write one event and flush it."""
+    line = json.dumps({MARK: kind, **values}, allow_nan=False)
+    out = stream or sys.stdout
+    out.write(line + "\n")
+    out.flush()
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    """The event in a line, or None where it is text of a library."""
+    if not line.startswith('{"' + MARK):
+        return None
+    try:
+        value: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return value
+
+
+def error_of(event: dict[str, Any]) -> Eagle3Error:
+    """The error that a `failed` event names."""
+    kind = getattr(errors, str(event.get("error")), Eagle3Error)
+    if not (isinstance(kind, type) and issubclass(kind, Eagle3Error)):
+        kind = Eagle3Error
+    return kind(str(event.get("message")))
+
+
+def describe(event: dict[str, Any]) -> str | None:
+    """An event as one line for a person; None where it says nothing new."""
+    kind = event[MARK]
+    if kind == "start":
+        resumed = f", resumed at step {event['step']:,}" if event["step"] else ""
+        return (
+            f"training {event['parameters']:,} parameters on {event['samples']:,} samples ({event['rows']:,} "
+            f"tokens), {event['held_out']:,} held out, {event['epochs']} epochs, {event['steps']:,} steps on "
+            f"{event['device']}{resumed}"
+        )
+    if kind == "step":
+        return (
+            f"step {event['step']:,}/{event['steps']:,}, epoch {event['epoch'] + 1}/{event['epochs']}: loss "
+            f"{event['loss']:.3f}, accuracy {_percent(event['accuracy'])}, "
+            f"{event['tokens_per_second']:,.0f} tokens/s, "
+            f"{_duration(event['seconds_left'])} left"
+        )
+    if kind == "epoch":
+        best = " (best so far)" if event["is_best"] else ""
+        return (
+            f"epoch {event['epoch'] + 1}/{event['epochs']} on held-out samples: loss {event['loss']:.3f}, "
+            f"acceptance length {event['acceptance_length']:.3f}{best}, accuracy "
+            f"{_percent(event['accuracy_by_position'])}"
+        )
+    return None
+
+
+def _percent(shares: list[float]) -> str:
+    return " / ".join(f"{100 * share:.1f}" for share in shares) + " %"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,83 @@
+"""The finished draft as vLLM and speculators load it.
+
+    draft/
+        config.json         aux layer ids, norm flags and draft vocabulary size, all explicit
+        model.safetensors   bfloat16; embed_tokens, fc, layers.0.*, norm, lm_head, d2t, t2d
+
+d2t and t2d are left out where the draft has the target's whole vocabulary: both loaders then expect none.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from eagle3_pipeline.durable_files import fsync_file, fsync_folder
+from eagle3_pipeline.errors import DamagedFile
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+# vLLM takes another default than speculators for some of them, and serves on without a word.
+EXPLICIT = (
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "draft_vocab_size",
+    "target_hidden_size",
+    "eagle_aux_hidden_state_layer_ids",
+)
+
+
+def export_draft(model: Any, folder: Path) -> list[Path]:
+    """Write the draft to `folder`, read it back and compare; returns its files. Raises DamagedFile."""
+    partial = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tensors = export_tensors(model)
+    # Without metadata.format transformers refuses a safetensors file.
+    save_file(tensors, partial / WEIGHTS_NAME, metadata={"format": "pt"})
+    model.config.architectures = ["Eagle3Speculator"]
+    model.config.save_pretrained(partial)
+    _make_explicit(partial / CONFIG_NAME, model.config)
+    _compare(tensors, load_file(partial / WEIGHTS_NAME), partial)
+    for path in partial.iterdir():
+        fsync_file(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    fsync_folder(folder.parent)
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def export_tensors(model: Any) -> dict[str, Tensor]:
+    """All tensors of the served draft by name: floats in bfloat16, the vocabulary map as it is."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        if name.startswith("verifier_"):
+            continue
+        tensor = value.detach().cpu()
+        tensors[name] = (
+            (tensor.to(torch.bfloat16) if tensor.dtype.is_floating_point else tensor).clone().contiguous()
+        )
+    return tensors
+
+
+def _make_explicit(path: Path, config: Any) -> None:
+    """Write the settings on which acceptance depends even where they are the default of somebody's code."""
+    values = json.loads(path.read_text())
+    values.update({name: getattr(config, name) for name in EXPLICIT})
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _compare(written: dict[str, Tensor], read: dict[str, Tensor], folder: Path) -> None:
+    for name, tensor in written.items():
+        if name not in read or not torch.equal(tensor, read[name]):
+            raise DamagedFile(f"{folder / WEIGHTS_NAME}: {name} is not what was written. Is the disk sound?")
+        if tensor.dtype.is_floating_point and not bool(tensor.isfinite().all()):
+            raise DamagedFile(
+                f"{name} of the trained draft is not finite. Lower training.learning_rate, train again."
+            )

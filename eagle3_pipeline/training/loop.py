@@ -1,0 +1,247 @@
+"""The training loop: steps, schedule, checkpoints, validation; the same numbers wherever it is stopped."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill, pack, plan_epoch
+from eagle3_pipeline.training.checkpoint import Checkpoints, Progress
+from eagle3_pipeline.training.draft import trained_parameters
+from eagle3_pipeline.training.forward import Step, train_forward
+from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.validation import Judgement, judge, right_by_position
+
+logger = logging.getLogger(__name__)
+
+# AdamW as EAGLE-3 and speculators set it: a shorter memory of squares than torch's 0.999.
+_BETAS = (0.9, 0.95)
+_REPORT_EVERY_S = 5.0
+
+Emit = Callable[..., None]
+
+
+class Training:
+    """One run over all epochs, from the newest checkpoint on."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        model: Any,
+        source: SampleSource,
+        split: Split,
+        checkpoints: Checkpoints,
+        emit: Emit,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self._plan = plan
+        self._model = model
+        self._source = source
+        self._split = split
+        self._checkpoints = checkpoints
+        self._emit = emit
+        self._device = device
+        self._dtype = dtype
+        self._parameters = trained_parameters(model)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=plan.learning_rate,
+            betas=_BETAS,
+            weight_decay=plan.weight_decay,
+            fused=True,
+        )
+        size = model.config.draft_vocab_size
+        offsets = model.d2t if model.d2t is not None else torch.zeros(size, dtype=torch.int64)
+        self._targets = (offsets.cpu() + torch.arange(size)).to(device)
+        self._epochs = [
+            plan_epoch(split, plan.tokens_per_step, plan.seed, epoch) for epoch in range(plan.epochs)
+        ]
+        self.steps = sum(len(batches) for batches in self._epochs)
+        self.progress = checkpoints.resume(self._parameters, self._optimizer) or Progress()
+
+    def run(self, stop: int | None = None) -> Progress:
+        """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
+
+        Raises QualityError at a loss that is no number, with the batch named.
+        """
+        plan, at = self._plan, self.progress
+        self._emit(
+            "start",
+            step=at.step,
+            steps=self.steps,
+            epochs=plan.epochs,
+            parameters=sum(one.numel() for one in self._parameters.values()),
+            samples=len(self._split.training),
+            rows=sum(self._split.rows[index] for index in self._split.training),
+            held_out=len(self._split.validation),
+            without_supervision=self._split.without_supervision,
+            device=str(self._device),
+        )
+        saved = time.monotonic()
+        meter = _Meter(at.step)
+        while at.epoch < plan.epochs:
+            for batch in self._batches(self._epochs[at.epoch][at.batch :]):
+                started = time.monotonic()
+                loss, steps = self._step(batch)
+                at.step, at.batch, at.tokens = at.step + 1, at.batch + 1, at.tokens + len(batch.tokens)
+                at.seconds += time.monotonic() - started
+                meter.add(loss, steps, batch, self._targets)
+                if meter.is_due() or at.step == self.steps:
+                    self._emit(
+                        "step",
+                        step=at.step,
+                        steps=self.steps,
+                        epoch=at.epoch,
+                        epochs=plan.epochs,
+                        **meter.take(self.steps),
+                    )
+                if stop is not None and at.step >= stop:
+                    return at
+                if time.monotonic() - saved >= plan.checkpoint_every_s:
+                    self._checkpoints.save(self._parameters, self._optimizer, at)
+                    saved = time.monotonic()
+            self._end_epoch()
+            saved = time.monotonic()
+            meter.pause()
+        return at
+
+    def finish(self) -> Progress:
+        """Put the best weights into the model and return the progress at which they were reached."""
+        return self._checkpoints.load_best(self._parameters)
+
+    def _batches(self, planned: list[tuple[int, ...]]) -> Iterator[Batch]:
+        """Read one batch ahead in a thread: shards larger than the page cache come from the disk."""
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            ahead = reader.submit(pack, self._source, planned[0]) if planned else None
+            for number in range(len(planned)):
+                assert ahead is not None
+                batch = ahead.result()
+                ahead = (
+                    reader.submit(pack, self._source, planned[number + 1])
+                    if number + 1 < len(planned)
+                    else None
+                )
+                yield batch.to(self._device)
+
+    def _step(self, batch: Batch) -> tuple[float, list[Step]]:
+        plan = self._plan
+        for group in self._optimizer.param_groups:
+            group["lr"] = plan.learning_rate * rate_share(self.progress.step, self.steps, plan.warmup_share)
+        self._optimizer.zero_grad(set_to_none=True)
+        steps = train_forward(self._model, batch, plan.test_time_steps, self._dtype)
+        loss = torch.stack([plan.step_decay**k * step.loss for k, step in enumerate(steps)]).sum()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise QualityError(self._explain_loss(value, batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), plan.max_gradient_norm)
+        if not math.isfinite(float(norm)):
+            raise QualityError(self._explain_loss(value, batch, f"gradients of norm {float(norm)} at "))
+        self._optimizer.step()
+        return value, steps
+
+    def _explain_loss(self, value: float, batch: Batch, what: str = "") -> str:
+        names = [self._source.name(index) for index in batch.indices]
+        damaged = [
+            name
+            for name, index in zip(names, batch.indices, strict=True)
+            if not _is_finite(self._source, index)
+        ]
+        cause = (
+            f"its states are not finite in {', '.join(damaged)}" if damaged else "its states are all finite"
+        )
+        at = self.progress
+        return (
+            f"{what}loss {value} at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1}: samples "
+            f"{', '.join(names)}), expected a finite number; {cause}. Weights up to the last checkpoint "
+            "are kept. "
+            f"{'Make their shard again' if damaged else 'Lower training.learning_rate'}, then start again."
+        )
+
+    def _end_epoch(self) -> None:
+        at = self.progress
+        judgement = self._validate()
+        is_best = judgement.acceptance_length > at.best
+        record = {"epoch": at.epoch, "step": at.step, **asdict(judgement)}
+        at.validation.append(record)
+        at.epoch, at.batch = at.epoch + 1, 0
+        if is_best:
+            at.best, at.best_step = judgement.acceptance_length, at.step
+            self._checkpoints.save_best(self._parameters, at)
+        self._checkpoints.save(self._parameters, self._optimizer, at)
+        self._emit("epoch", epochs=self._plan.epochs, is_best=is_best, **record)
+
+    @torch.no_grad()
+    def _validate(self) -> Judgement:
+        plan = self._plan
+
+        def results() -> Iterator[tuple[list[Step], Batch]]:
+            for indices in fill(self._split, self._split.validation, plan.tokens_per_step):
+                batch = pack(self._source, indices).to(self._device)
+                yield train_forward(self._model, batch, plan.test_time_steps, self._dtype), batch
+
+        return judge(results(), self._targets, plan.step_decay)
+
+
+def rate_share(step: int, steps: int, warmup_share: float) -> float:
+    """Learning rate of step `step` (from 0) as a share of its peak: linear warm-up, then a cosine to 0."""
+    warmup = max(1, round(warmup_share * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _is_finite(source: SampleSource, index: int) -> bool:
+    return bool(source.read(index)["hidden_states"].float().isfinite().all())
+
+
+class _Meter:
+    """Numbers of the steps since the last report."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since = time.monotonic()
+        self._losses: list[float] = []
+        self._tokens = 0
+        self._right: torch.Tensor | None = None
+        self._there: torch.Tensor | None = None
+
+    def pause(self) -> None:
+        """Forget the time since the last report (validation is no training)."""
+        self._clear()
+
+    def add(self, loss: float, steps: list[Step], batch: Batch, targets: torch.Tensor) -> None:
+        right, there = right_by_position(steps, batch, targets)
+        self._step += 1
+        self._losses.append(loss)
+        self._tokens += len(batch.tokens)
+        self._right = right.sum(0) if self._right is None else self._right + right.sum(0)
+        self._there = there.sum(0) if self._there is None else self._there + there.sum(0)
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._since >= _REPORT_EVERY_S
+
+    def take(self, steps: int) -> dict[str, Any]:
+        """The report, and a new start. `seconds_left` is without validation."""
+        assert self._right is not None
+        assert self._there is not None
+        elapsed = max(time.monotonic() - self._since, 1e-9)
+        report = {
+            "loss": sum(self._losses) / len(self._losses),
+            "accuracy": (self._right / self._there.clamp_min(1)).tolist(),
+            "tokens_per_second": self._tokens / elapsed,
+            "seconds_left": (steps - self._step) * elapsed / len(self._losses),
+        }
+        self._clear()
+        return report

@@ -1,0 +1,87 @@
+"""The loss of one test-time-training step: KL divergence from the verifier, without copies of the logits.
+
+speculators' kl_div with its masked mean, for rows that are all supervised:
+
+    L = 1/n * sum over rows of  sum over v of  p_v * (log p_v - log q_v)        q = softmax(head @ h)
+    dL/dlogits = (q - p) / n
+
+The gradient is written over the logits block by block while they are in the cache; nothing in float32
+as large as [rows, draft] ever exists. A vocabulary of 32,000 at 8,192 rows would want 1 GB per copy.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# speculators adds it to the number of rows (losses/utils.py), so that an empty mask divides nothing by zero.
+REDUCTION_EPSILON = 1e-5
+_BLOCK_ELEMENTS = 1 << 19  # 2 MiB of float32
+
+
+class _HeadAndDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, probabilities: Tensor, entropy: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logits = F.linear(hidden, head)
+        proposals = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        total = torch.zeros((), dtype=torch.float32, device=logits.device)
+        size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
+        for start in range(0, len(logits), size):
+            block = logits[start : start + size]
+            wanted = probabilities[rows[start : start + size]]
+            scores = block.float()
+            torch.argmax(scores, dim=-1, out=proposals[start : start + size])
+            spread = scores.logsumexp(-1, keepdim=True)
+            total += spread.sum() - torch.linalg.vecdot(wanted, scores).sum()
+            block.copy_(scores.sub_(spread).exp_().sub_(wanted))
+        total -= entropy[rows].sum()
+        ctx.save_for_backward(hidden, head, logits)
+        ctx.mark_non_differentiable(proposals)
+        return total / (len(logits) + REDUCTION_EPSILON), proposals
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden, head, difference = ctx.saved_tensors
+        scale = gradients[0] / (len(difference) + REDUCTION_EPSILON)
+        for_hidden = (difference @ head) * scale.to(head.dtype)
+        for_head = None
+        if ctx.needs_input_grad[1]:
+            for_head = (difference.T @ hidden) * scale.to(head.dtype)
+        return for_hidden, for_head, None, None, None
+
+
+def head_and_divergence(
+    hidden: Tensor, head: Tensor, probabilities: Tensor, entropy: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean divergence (scalar) and the most probable draft token of each row, `[n]`.
+
+    `hidden` is `[n, H]`, `head` `[draft, H]`, `probabilities` float32 `[S, draft]` of the verifier with
+    its `entropy` `[S]`, and `rows` `[n]` says which of them belong to which row of `hidden`.
+    """
+    apply: Any = _HeadAndDivergence.apply
+    result: tuple[Tensor, Tensor] = apply(hidden, head, probabilities, entropy, rows)
+    return result
+
+
+def verifier_distribution(
+    hidden: Tensor, norm: Tensor, epsilon: float, head: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Probabilities of the verifier over the draft's tokens, float32 `[S, draft]`, and their entropy `[S]`.
+
+    `hidden` `[S, H]` is the last layer's output before the final norm `norm` `[H]`; `head` are the
+    target's rows of the draft's tokens. "Entropy" is the sum of -p log p.
+    """
+    scores = F.linear(F.rms_norm(hidden.float(), norm.shape, norm.float(), epsilon).to(head.dtype), head)
+    probabilities = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
+    entropy = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
+    size = max(1, _BLOCK_ELEMENTS // scores.shape[1])
+    for start in range(0, len(scores), size):
+        block = scores[start : start + size].float()
+        spread = block.logsumexp(-1, keepdim=True)
+        p = torch.exp(block - spread)
+        probabilities[start : start + size] = p
+        entropy[start : start + size] = spread[:, 0] - torch.linalg.vecdot(p, block)
+    return probabilities, entropy

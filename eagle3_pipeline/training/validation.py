@@ -1,0 +1,91 @@
+"""How good the draft is on held-out samples, counted as serving counts.
+
+The walk: stand at the first token that the target wrote; the draft proposes K tokens; the run of them that
+equals the text is accepted and the target adds one token of its own; stand there, and so on. So the
+acceptance length is 1 + the sum of the acceptance by position, as in vLLM's counters.
+
+    text        a b c d e f g         K = 2
+    right       at a: b yes, c no  -> stand at c (b accepted, c by the target)
+                at c: d yes, e yes -> stand at f
+                at f: g no         -> end             3 walks, 3 accepted: length 2.0
+
+Averaging over all positions instead flatters the draft, since serving starts again just where it failed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle3_pipeline.training.batches import Batch
+from eagle3_pipeline.training.forward import Step
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Validation of one state of the draft; K = test-time steps."""
+
+    loss: float
+    """Decayed sum over steps, as in training; mean over batches."""
+    accuracy_by_position: tuple[float, ...]
+    """`[K]`: share of all supervised rows whose k-th proposal is the text's token, given the text before."""
+    acceptance_by_position: tuple[float, ...]
+    """`[K]`: share of the walk's drafts whose first k + 1 tokens are all accepted."""
+    acceptance_length: float
+    """Tokens per step of the target, as the walk finds it: 1 + sum of acceptance_by_position."""
+
+
+def right_by_position(steps: list[Step], batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Which proposals equal the text, and which exist at all: two bool `[S, K]`.
+
+    `targets` int64 `[draft]` are the target's ids of the draft's tokens.
+    """
+    right = torch.zeros(len(batch.labels), len(steps), dtype=torch.bool)
+    there = torch.zeros_like(right)
+    for k, step in enumerate(steps):
+        rows = step.rows.cpu()
+        right[rows, k] = (targets[step.proposals] == batch.labels[step.rows + k]).cpu()
+        there[rows, k] = True
+    return right, there
+
+
+def walk(right: Tensor, runs: Tensor) -> tuple[int, list[int]]:
+    """Drafts of the walk, and how many of them were accepted at least up to each position.
+
+    `right` bool `[S, K]`, `runs` `[S]`. A run ends with the text, so a draft near the end accepts less.
+    """
+    accepted = right.to(torch.int64).cumprod(1).sum(1).tolist()
+    last = [int(end) for end in torch.unique_consecutive(runs.cpu(), return_counts=True)[1].cumsum(0)]
+    drafts, counts = 0, [0] * right.shape[1]
+    row = 0
+    for end in last:
+        while row < end:
+            drafts += 1
+            for k in range(accepted[row]):
+                counts[k] += 1
+            row += accepted[row] + 1
+        row = end
+    return drafts, counts
+
+
+def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_decay: float) -> Judgement:
+    """Judge the draft by its steps on held-out batches."""
+    losses: list[float] = []
+    right_total: Tensor | None = None
+    there_total: Tensor | None = None
+    drafts, counts = 0, None
+    for steps, batch in results:
+        losses.append(sum(step_decay**k * float(step.loss.detach()) for k, step in enumerate(steps)))
+        right, there = right_by_position(steps, batch, targets)
+        right_total = right.sum(0) if right_total is None else right_total + right.sum(0)
+        there_total = there.sum(0) if there_total is None else there_total + there.sum(0)
+        walked, accepted = walk(right, batch.runs)
+        drafts += walked
+        counts = accepted if counts is None else [a + b for a, b in zip(counts, accepted, strict=True)]
+    assert right_total is not None, "split_samples holds at least one sample out"
+    assert there_total is not None
+    assert counts is not None
+    accuracy = (right_total / there_total.clamp_min(1)).tolist()
+    acceptance = tuple(count / max(drafts, 1) for count in counts)
+    return Judgement(sum(losses) / len(losses), tuple(accuracy), acceptance, 1 + sum(acceptance))
