@@ -84,7 +84,9 @@ def write_lock(path: Path, header: str, versions: dict[str, str]) -> None:
 
 
 def extra(name: str) -> list[str]:
-    return [item for item in PROJECT["optional-dependencies"][name] if name_of(item) not in WITHOUT_DEPENDENCIES]
+    return [
+        item for item in PROJECT["optional-dependencies"][name] if name_of(item) not in WITHOUT_DEPENDENCIES
+    ]
 
 
 def lock_cpu() -> None:
@@ -94,7 +96,9 @@ def lock_cpu() -> None:
         versions = resolve(requirements, constraints=pins)
     except subprocess.CalledProcessError:
         versions = resolve(requirements, "--extra-index-url", TORCH_CPU_INDEX, constraints=pins)
-    alone = [item for item in PROJECT["optional-dependencies"]["demo"] if name_of(item) in WITHOUT_DEPENDENCIES]
+    alone = [
+        item for item in PROJECT["optional-dependencies"]["demo"] if name_of(item) in WITHOUT_DEPENDENCIES
+    ]
     versions |= resolve(alone, "--no-deps", constraints=pins)
     kept = {name: version for name, version in versions.items() if name not in LEFT_OUT_CPU}
     write_lock(HERE / "lock-cpu.txt", HEADER_CPU, kept)
@@ -125,7 +129,9 @@ def check_312() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check-312", action="store_true", help="resolve nothing; look for Python 3.12 wheels")
+    parser.add_argument(
+        "--check-312", action="store_true", help="resolve nothing; look for Python 3.12 wheels"
+    )
     if not parser.parse_args().check_312:
         lock_cpu()
         lock_gpu()
