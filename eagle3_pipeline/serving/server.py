@@ -222,6 +222,8 @@ def _free_port(spec: ServerSpec) -> int:
 
 def _holder_of(port: int) -> str:
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+            continue
+        if connection.laddr.port == port and connection.pid:
             return describe(connection.pid)
     return "a process of another user (see `ss -ltnp` as root)"

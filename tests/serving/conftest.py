@@ -9,7 +9,7 @@ import pytest
 
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.server import ServerSettings
-from eagle3_pipeline.serving import process
+from eagle3_pipeline.serving import lease, process, readiness
 from eagle3_pipeline.serving.host_state import STATE_VARIABLE
 from eagle3_pipeline.serving.record import all_records
 from eagle3_pipeline.serving.specification import ServerSpec, served_name
@@ -27,6 +27,8 @@ def host_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(process, "_LEADER_S", 1.0)
     monkeypatch.setattr(process, "_FOLLOW_S", 0.3)
+    monkeypatch.setattr(readiness, "_POLL_S", 0.05)
+    monkeypatch.setattr(lease, "_POLL_S", 0.05)
     term, *kills = process._ROUNDS
     monkeypatch.setattr(process, "_ROUNDS", ((term[0], 0.5, None), *kills))
     yield folder
