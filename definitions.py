@@ -5,9 +5,13 @@ EAGLE3_STORAGE (default ./data) is the storage root.
 """
 
 import os
+import warnings
 from pathlib import Path
 
 import dagster as dg
+
+# Backfill policies carry a beta mark in this Dagster; each of the nine assets would say so on every load.
+warnings.filterwarnings("ignore", category=dg.BetaWarning)
 
 from assets import assets_of
 from assets.pipeline import pipeline_job

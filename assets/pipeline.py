@@ -1,14 +1,19 @@
 """The job that makes everything of one recipe in one run."""
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 
 from assets.identity import partition_key
 from eagle3_pipeline.recipe import Recipe
 
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
 PIPELINE_TAG = "eagle3/pipeline"
 
 
-def pipeline_job(recipe: Recipe, assets: list[dg.AssetsDefinition]) -> dg.UnresolvedAssetJobDefinition:
+def pipeline_job(recipe: Recipe, assets: list[dg.AssetsDefinition]) -> "UnresolvedAssetJobDefinition":
     """Job `<slug>_pipeline`: all assets over all shards of the run, with or without a daemon.
 
     The range tags let partitioned and unpartitioned assets share one run. PIPELINE_TAG is limited to

@@ -44,7 +44,7 @@ class Lineage:
     @property
     def staging(self) -> Path:
         """Where the extraction server leaves states until they are in a shard."""
-        return self.folder / "staging"
+        return self.folder / "staging" / "hidden_states"
 
     def _place(self, asset: str, inputs: dict[str, Any], shard: str | None = None) -> Place:
         print_ = fingerprint(inputs)

@@ -1,8 +1,13 @@
 """The nightly schedule: makes what is missing, and skips while a run of the recipe is active."""
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 
 from eagle3_pipeline.recipe import Recipe
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
@@ -13,7 +18,7 @@ _ACTIVE = [
 ]
 
 
-def nightly_schedule(recipe: Recipe, job: dg.UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
+def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.ScheduleDefinition:
     """Runs `job` at 01:00; what is complete is found by its manifest and not made again."""
 
     @dg.schedule(

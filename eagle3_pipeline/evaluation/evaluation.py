@@ -35,10 +35,9 @@ ServerOpener = Callable[[Path | None], "AbstractContextManager[RunningServer]"]
 """Gives the server to measure: the target alone, or with the draft in a folder. It should stop when left."""
 
 
-def evaluate_draft(lineage: Lineage, open_evaluation: ServerOpener | None = None) -> Manifest:
+def evaluate_draft(lineage: Lineage, server_with: ServerOpener) -> Manifest:
     """Measure the trained draft on every evaluation set; skipped when the report is there.
 
-    `open_evaluation` opens the servers; by default they are this recipe's, stopped after their phase.
     Raises MissingInput (no draft), BadInput (sets), Busy (the server or this report is in use),
     QualityError (counters that show no or contradicting drafts) and ServerError.
     """
@@ -47,14 +46,13 @@ def evaluate_draft(lineage: Lineage, open_evaluation: ServerOpener | None = None
         return found
     checkpoint = lineage.draft_checkpoint()
     trained = checkpoint.require().facts
-    opener = open_evaluation or (lambda draft: _open(lineage, draft))
     place.folder.mkdir(parents=True, exist_ok=True)
     with _alone(place.folder):
         if (found := place.manifest()) is not None:
             return found
         sets = _read_sets(lineage)
-        without = _measure_phase(lineage, opener, place.folder, sets, None)
-        with_draft = _measure_phase(lineage, opener, place.folder, sets, checkpoint.folder / "draft")
+        without = _measure_phase(lineage, server_with, place.folder, sets, None)
+        with_draft = _measure_phase(lineage, server_with, place.folder, sets, checkpoint.folder / "draft")
         report = summarise(lineage.recipe.evaluation, without, with_draft)
         report["simulated_acceptance_length"] = trained.get("simulated_acceptance_length")
         write_json(place.folder / "report.json", report)
@@ -78,15 +76,8 @@ def _phase_file(draft: Path | None) -> str:
     return f"measurement-{'without' if draft is None else 'with'}-draft.json"
 
 
-def _open(lineage: Lineage, draft: Path | None) -> "AbstractContextManager[RunningServer]":
-    from eagle3_pipeline.serving.server import open_server
-    from eagle3_pipeline.serving.specification import evaluation_server
-
-    return open_server(evaluation_server(lineage, draft=draft), lineage.logs, stop=True)
-
-
 def _measure_phase(
-    lineage: Lineage, opener: ServerOpener, folder: Path, sets: dict[str, list[Prompt]], draft: Path | None
+    lineage: Lineage, server_with: ServerOpener, folder: Path, sets: dict[str, list[Prompt]], draft: Path | None
 ) -> Measurements:
     """All sets on one server; kept from an earlier attempt that finished this phase on this machine."""
     from eagle3_pipeline.serving.specification import evaluation_server
@@ -101,7 +92,7 @@ def _measure_phase(
         return kept
     settings = lineage.recipe.evaluation
     logger.info("starting the server %s", words)
-    with opener(draft) as server:
+    with server_with(draft) as server:
         measured = {
             name: measure(
                 server,

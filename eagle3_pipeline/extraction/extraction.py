@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,14 @@ _logger = logging.getLogger(__name__)
 
 
 def extract_shards(
-    lineage: Lineage, shards: Sequence[str], on_shard: Callable[[str, Manifest], None]
-) -> dict[str, Manifest]:
+    lineage: Lineage,
+    shards: Sequence[str],
+    server: "AbstractContextManager[RunningServer]",
+    on_shard: Callable[[str, Manifest], None],
+) -> list[Manifest]:
     """Make the hidden states of `shards`; those that are made already are left as they are.
 
+    `server` leaves its files in `lineage.staging`; it is entered once, and only if states are missing.
     `on_shard` is called once for each shard, made before or now: first for those that are there,
     then as the others become complete. Raises MissingInput without samples and their audit,
     RecipeError for layers that the target does not have, QualityError when over 1 % of a shard is
@@ -61,8 +66,8 @@ def extract_shards(
         on_shard(shard, manifest)
 
     if missing:
-        _extract(lineage, missing, finished)
-    return {shard: made[shard] for shard in shards}
+        _extract(lineage, missing, server, finished)
+    return [made[shard] for shard in shards]
 
 
 def longest_sample(lineage: Lineage) -> int:
@@ -75,10 +80,12 @@ def longest_sample(lineage: Lineage) -> int:
     return min(recipe.extraction.max_sample_tokens, int(longest) - 1)
 
 
-def _extract(lineage: Lineage, missing: list[str], finished: Callable[[Manifest], None]) -> None:
-    from eagle3_pipeline.serving.server import open_server
-    from eagle3_pipeline.serving.specification import extraction_server
-
+def _extract(
+    lineage: Lineage,
+    missing: list[str],
+    server: "AbstractContextManager[RunningServer]",
+    finished: Callable[[Manifest], None],
+) -> None:
     layout = _layout(lineage)
     settings = lineage.recipe.extraction
     window = 2 * settings.in_flight
@@ -86,11 +93,8 @@ def _extract(lineage: Lineage, missing: list[str], finished: Callable[[Manifest]
     part = int(settings.part_gib * 2**30)
     require_free_bytes(lineage.folder, staged + part, "the staging of hidden states and one part of a shard")
     try:
-        with (
-            staging_folder(lineage.folder / "staging" / "hidden_states") as staging,
-            open_server(extraction_server(lineage, staging), lineage.folder / "logs") as server,
-        ):
-            _stream(lineage, missing, layout, staging, server, finished)
+        with staging_folder(lineage.staging) as staging, server as running:
+            _stream(lineage, missing, layout, staging, running, finished)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

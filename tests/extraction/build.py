@@ -137,9 +137,9 @@ class StandIn:
                 self._in_flight -= 1
 
     @contextlib.contextmanager
-    def open(self, spec: Any, log_folder: Path) -> Iterator[Any]:
-        """Stands for serving.server.open_server; `spec` is the staging folder."""
-        self.staging = spec
+    def open(self, staging: Path) -> Iterator[Any]:
+        """What the step is given: a server that leaves its files in `staging`."""
+        self.staging = staging
         self.opened += 1
         self.requests.clear()
         stand_in = self

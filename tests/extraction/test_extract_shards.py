@@ -13,8 +13,6 @@ from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples import Sample
-from eagle3_pipeline.serving import server as server_module
-from eagle3_pipeline.serving import specification
 from eagle3_pipeline.shards import writer as writer_module
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import (
@@ -34,11 +32,8 @@ S0, S1 = "p10-s000", "p10-s001"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn()
-    monkeypatch.setattr(server_module, "open_server", stand_in.open)
-    monkeypatch.setattr(specification, "extraction_server", lambda lineage, staging: staging)
-    return stand_in
+def server() -> StandIn:
+    return StandIn()
 
 
 @pytest.fixture
@@ -46,10 +41,11 @@ def lineage(tmp_path: Path) -> Lineage:
     return audit(make_lineage(tmp_path))
 
 
-def _extract(lineage: Lineage, *shards: str) -> list[tuple[str, Manifest]]:
+def _extract(server: StandIn, lineage: Lineage, *shards: str) -> list[tuple[str, Manifest]]:
     told: list[tuple[str, Manifest]] = []
-    made = extract_shards(lineage, shards or (S0, S1), lambda shard, manifest: told.append((shard, manifest)))
-    assert made == dict(told)
+    opener = server.open(lineage.staging)
+    made = extract_shards(lineage, shards or (S0, S1), opener, lambda shard, made: told.append((shard, made)))
+    assert made == [dict(told)[shard] for shard in shards or (S0, S1)]
     return told
 
 
@@ -70,7 +66,7 @@ def _all(shard: int) -> list[Sample]:
 
 
 def test_all_missing_shards_are_made_through_one_server_in_order(server: StandIn, lineage: Lineage) -> None:
-    told = _extract(lineage)
+    told = _extract(server, lineage)
     assert [shard for shard, _ in told] == [S0, S1]
     assert server.opened == 1
     for number, (shard, manifest) in enumerate(told):
@@ -87,22 +83,22 @@ def test_all_missing_shards_are_made_through_one_server_in_order(server: StandIn
 
 
 def test_made_shards_are_told_again_without_any_server(server: StandIn, lineage: Lineage) -> None:
-    first = _extract(lineage)
-    assert _extract(lineage) == first
+    first = _extract(server, lineage)
+    assert _extract(server, lineage) == first
     assert server.opened == 1
 
 
 def test_a_journal_that_a_kill_left_beside_a_manifest_is_removed(server: StandIn, lineage: Lineage) -> None:
-    _extract(lineage, S0)
+    _extract(server, lineage, S0)
     journal = lineage.hidden_state_shards(S0).folder / "parts.journal"
     journal.touch()
-    _extract(lineage, S0)
+    _extract(server, lineage, S0)
     assert not journal.exists()
 
 
 def test_only_missing_shards_are_asked_for(server: StandIn, lineage: Lineage) -> None:
-    _extract(lineage, S1)
-    assert [shard for shard, _ in _extract(lineage)] == [S1, S0]
+    _extract(server, lineage, S1)
+    assert [shard for shard, _ in _extract(server, lineage)] == [S1, S0]
     assert {ids[1] for ids in server.requests} == set(range(PER_SHARD))
 
 
@@ -120,7 +116,7 @@ def test_requests_run_over_the_border_of_shards_and_both_bounds_hold(
             next_shard_is_reached.set()
 
     server.on_request = hold_the_last_of_the_first_shard
-    _extract(lineage)
+    _extract(server, lineage)
     assert server.most_in_flight <= IN_FLIGHT
     assert server.most_staged <= 2 * IN_FLIGHT
 
@@ -131,7 +127,7 @@ def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_
     samples.append(invent(0, 6, prompt_token_ids=[1, *range(63)]))  # 64 tokens: no room for the completion
     samples.append(invent(0, 7, completion_token_ids=list(range(200, 300))))  # is cut to 63 tokens
     lineage = audit(make_lineage(tmp_path, [samples]))
-    ((_, manifest),) = _extract(lineage, S0)
+    ((_, manifest),) = _extract(server, lineage, S0)
     assert manifest.facts["skipped"] == {"empty": 1, "degenerate": 2, "refused": 1, "completion_cut_off": 1}
     _holds_the_states_of(lineage, S0, [samples[0], samples[1], samples[7]])
     assert max(len(ids) for ids in server.requests) == 63  # the server's 64, less the one token it generates
@@ -139,7 +135,7 @@ def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_
 
 def test_a_shard_with_nothing_to_train_on_is_made_and_empty(server: StandIn, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [[invent(0, index, verdict="empty") for index in range(2)]])
-    ((_, manifest),) = _extract(audit(lineage), S0)
+    ((_, manifest),) = _extract(server, audit(lineage), S0)
     assert manifest.files == ()
     assert len(ShardReader([lineage.hidden_state_shards(S0).folder])) == 0
 
@@ -152,10 +148,10 @@ def test_after_a_dead_server_only_missing_samples_are_asked_for(server: StandIn,
 
     server.on_request = die_late
     with pytest.raises(ServerDied):
-        _extract(lineage)
+        _extract(server, lineage)
     assert lineage.hidden_state_shards(S0).manifest() is None
     server.on_request, server.dead = (lambda number, ids: None), False
-    _extract(lineage)
+    _extract(server, lineage)
     again = {ids[1] for ids in server.requests if ids[1] < 100}
     assert 7 in again
     assert len(again) < PER_SHARD
@@ -176,9 +172,9 @@ def test_more_than_one_in_a_hundred_unusable_states_fail_the_step(
 ) -> None:
     server.faults = faults
     with pytest.raises(QualityError, match=f"2 of 10 samples.*{reason}"):
-        _extract(lineage)
+        _extract(server, lineage)
     server.faults = Faults()
-    _extract(lineage)
+    _extract(server, lineage)
     _holds_the_states_of(lineage, S0, _all(0))
 
 
@@ -186,7 +182,7 @@ def test_one_unusable_sample_is_left_out_and_counted(
     server: StandIn, lineage: Lineage, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.on_request = lambda number, ids: 400 if ids[1] == 3 else None
-    (_, manifest), _ = _extract(lineage)
+    (_, manifest), _ = _extract(server, lineage)
     assert manifest.facts["quarantined"] == {"refused_by_server": 1}
     _holds_the_states_of(lineage, S0, [sample for sample in _all(0) if sample.sample_id != "3-t0"])
     assert "3-t0 is quarantined: refused_by_server" in caplog.text
@@ -207,11 +203,13 @@ def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
     with monkeypatch.context() as patched:
         patched.setattr(writer_module, "encode_header", full)
         with pytest.raises(NotEnoughRoom, match="Finished shards and parts stand"):
-            extract_shards(lineage, (S0, S1), lambda shard, manifest: told.append(shard))
+            extract_shards(
+                lineage, (S0, S1), server.open(lineage.staging), lambda shard, manifest: told.append(shard)
+            )
     assert told == [S0]
     assert lineage.hidden_state_shards(S1).manifest() is None
     assert not list(server.staging.glob("*safetensors*"))
-    _extract(lineage)
+    _extract(server, lineage)
     assert not {100, 101, 102} & {ids[1] for ids in server.requests}
     _holds_the_states_of(lineage, S1, _all(1))
 
@@ -219,13 +217,13 @@ def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
 def test_too_little_room_is_said_before_the_server_is_opened(server: StandIn, tmp_path: Path) -> None:
     lineage = audit(make_lineage(tmp_path, part_gib=1e9))
     with pytest.raises(NotEnoughRoom, match="staging of hidden states"):
-        _extract(lineage, S0)
+        _extract(server, lineage, S0)
     assert server.opened == 0
 
 
 def test_unaudited_samples_are_not_extracted(server: StandIn, tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="sample_audit"):
-        _extract(make_lineage(tmp_path), S0)
+        _extract(server, make_lineage(tmp_path), S0)
     assert server.opened == 0
 
 
@@ -233,7 +231,7 @@ def test_layers_that_the_target_lacks_are_refused_before_anything_else(
     server: StandIn, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match="more than the target's 4 layers"):
-        _extract(make_lineage(tmp_path, layers=(1, 2, 5)), S0)
+        _extract(server, make_lineage(tmp_path, layers=(1, 2, 5)), S0)
 
 
 def test_progress_says_samples_tokens_and_bytes(caplog: pytest.LogCaptureFixture) -> None:

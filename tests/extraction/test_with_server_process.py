@@ -6,7 +6,8 @@ import torch
 from eagle3_pipeline.errors import NotEnoughRoom
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.serving.server import stop_servers
+from eagle3_pipeline.serving.server import open_server, stop_servers
+from eagle3_pipeline.serving.specification import extraction_server
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import audit, make_lineage
 from tests.fakes.faults import write_control
@@ -28,6 +29,11 @@ def lineage(tmp_path: Path, tiny_llama: Path) -> Lineage:
     return audit(make_lineage(tmp_path, facts=facts, server={"python": PYTHON, "start_timeout_s": 60}))
 
 
+def _extract(lineage: Lineage, told: list[str]) -> None:
+    server = open_server(extraction_server(lineage, lineage.staging), lineage.logs)
+    extract_shards(lineage, lineage.recipe.shards, server, lambda shard, manifest: told.append(shard))
+
+
 def test_faults_of_a_server_process_are_met_and_the_next_call_goes_on(
     lineage: Lineage, control: Path
 ) -> None:
@@ -35,10 +41,10 @@ def test_faults_of_a_server_process_are_met_and_the_next_call_goes_on(
     told: list[str] = []
     try:
         with pytest.raises(NotEnoughRoom, match="is full"):
-            extract_shards(lineage, lineage.recipe.shards, lambda shard, manifest: told.append(shard))
+            _extract(lineage, told)
         assert told == ["p10-s000"]
         write_control(control)
-        extract_shards(lineage, lineage.recipe.shards, lambda shard, manifest: told.append(shard))
+        _extract(lineage, told)
         assert told == ["p10-s000", "p10-s000", "p10-s001"]
         reader = ShardReader([lineage.hidden_state_shards(shard).folder for shard in lineage.recipe.shards])
         assert len(reader) == 20

@@ -22,6 +22,13 @@ class ChatServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     behave: Callable[[BaseHTTPRequestHandler, dict[str, Any]], bool] = lambda handler, body: False
     death: Exception | None = None
+    opened: int = 0
+
+    @contextmanager
+    def open(self) -> Iterator["ChatServer"]:
+        """What a step is given; entering it is counted."""
+        self.opened += 1
+        yield self
 
     @property
     def spec(self) -> "ChatServer":

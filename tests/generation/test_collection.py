@@ -23,34 +23,21 @@ from tests.generation.world import Answers, make_lineage, run_job
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server on a real socket; opening it is counted."""
-    import eagle3_pipeline.serving.server as serving
-    import eagle3_pipeline.serving.specification as specification
-
+def server() -> Iterator[ChatServer]:
+    """A server on a real socket."""
     with serve_chat() as running:
-
-        @contextmanager
-        def open_server(spec: Any, log_folder: Path) -> Iterator[ChatServer]:
-            opened.append(log_folder)
-            yield running
-
-        opened: list[Path] = []
-        running.opened = opened  # type: ignore[attr-defined]
-        monkeypatch.setattr(serving, "open_server", open_server)
-        monkeypatch.setattr(specification, "generation_server", lambda lineage: None)
         yield running
 
 
-def collect(lineage: Lineage) -> list[str]:
+def collect(lineage: Lineage, server: ChatServer) -> list[str]:
     announced: list[str] = []
 
     def on_shard(shard: str, manifest: Manifest) -> None:
         assert threading.current_thread() is threading.main_thread()
         announced.append(shard)
 
-    made = collect_samples(lineage, lineage.recipe.shards, on_shard)
-    assert list(made) == list(lineage.recipe.shards)
+    made = collect_samples(lineage, lineage.recipe.shards, server.open(), on_shard)
+    assert [manifest.shard for manifest in made] == list(lineage.recipe.shards)
     return announced
 
 
@@ -63,10 +50,10 @@ def wait_for_records(lineage: Lineage, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_all_shards_are_made_with_one_server_and_each_is_announced_once(server: Any, tmp_path: Path) -> None:
+def test_all_shards_are_made_with_one_server_and_each_is_announced_once(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1, 2, 1, 1], 2)
-    assert sorted(collect(lineage)) == ["p2-s000", "p2-s001"]
-    assert server.opened == [lineage.folder / "logs"]
+    assert sorted(collect(lineage, server)) == ["p2-s000", "p2-s001"]
+    assert server.opened == 1
     assert sorted(server.asked) == ["p0-t0", "p1-t0", "p1-t1", "p2-t0", "p3-t0"]
     facts = lineage.synthetic_samples("p2-s000").verify().facts
     expected = {
@@ -85,33 +72,33 @@ def test_all_shards_are_made_with_one_server_and_each_is_announced_once(server: 
 
 
 def test_what_is_made_is_announced_again_and_neither_asked_for_nor_served(
-    server: Any, tmp_path: Path
+    server: ChatServer, tmp_path: Path
 ) -> None:
     lineage = make_lineage(tmp_path, [1] * 4, 2)
-    collect(lineage)
+    collect(lineage, server)
     digests = [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
-    assert collect(lineage) == ["p2-s000", "p2-s001"]
-    assert len(server.opened) == 1
+    assert collect(lineage, server) == ["p2-s000", "p2-s001"]
+    assert server.opened == 1
     assert len(server.asked) == 4
     assert digests == [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
 
 
-def test_raising_the_count_asks_exactly_for_the_new_prompts(server: Any, tmp_path: Path) -> None:
-    collect(make_lineage(tmp_path, [1] * 4, 2))
+def test_raising_the_count_asks_exactly_for_the_new_prompts(server: ChatServer, tmp_path: Path) -> None:
+    collect(make_lineage(tmp_path, [1] * 4, 2), server)
     server.asked.clear()
     more = make_lineage(tmp_path, [1] * 8, 2)
-    assert sorted(collect(more)) == ["p2-s000", "p2-s001", "p2-s002", "p2-s003"]
+    assert sorted(collect(more, server)) == ["p2-s000", "p2-s001", "p2-s002", "p2-s003"]
     assert sorted(server.asked) == ["p4-t0", "p5-t0", "p6-t0", "p7-t0"]
 
 
-def test_another_size_of_shards_is_another_plan(server: Any, tmp_path: Path) -> None:
-    collect(make_lineage(tmp_path, [1] * 4, 2))
-    collect(make_lineage(tmp_path, [1] * 4, 4))
+def test_another_size_of_shards_is_another_plan(server: ChatServer, tmp_path: Path) -> None:
+    collect(make_lineage(tmp_path, [1] * 4, 2), server)
+    collect(make_lineage(tmp_path, [1] * 4, 4), server)
     assert len(server.asked) == 8
 
 
 def test_a_shard_whose_replies_are_all_recorded_is_finished_without_a_server(
-    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
 
@@ -122,40 +109,40 @@ def test_a_shard_whose_replies_are_all_recorded_is_finished_without_a_server(
         patch.setattr(ShardWork, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
             run_job(lineage, Answers())
-    assert collect(lineage) == ["p2-s000"]
-    assert server.opened == []
+    assert collect(lineage, server) == ["p2-s000"]
+    assert server.opened == 0
 
 
-def test_a_shard_is_never_made_by_two_processes_at_once(server: Any, tmp_path: Path) -> None:
+def test_a_shard_is_never_made_by_two_processes_at_once(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 4, 2)
     other = open_shard(lineage, "p2-s001")
     assert isinstance(other, ShardWork)
     with other, pytest.raises(Busy, match="p2-s001"):
-        collect(lineage)
-    assert server.opened == []
-    assert sorted(collect(lineage)) == ["p2-s000", "p2-s001"]
+        collect(lineage, server)
+    assert server.opened == 0
+    assert sorted(collect(lineage, server)) == ["p2-s000", "p2-s001"]
 
 
-def test_a_leftover_journal_of_a_finished_shard_goes(server: Any, tmp_path: Path) -> None:
+def test_a_leftover_journal_of_a_finished_shard_goes(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
-    collect(lineage)
+    collect(lineage, server)
     leftover = lineage.synthetic_samples("p2-s000").folder / "replies.jsonl"
     leftover.write_text("{}\n")
-    collect(lineage)
+    collect(lineage, server)
     assert not leftover.exists()
 
 
-def test_a_shard_of_another_plan_is_refused(server: Any, tmp_path: Path) -> None:
+def test_a_shard_of_another_plan_is_refused(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
     with pytest.raises(RecipeError, match="no shard p9-s000"):
-        collect_samples(lineage, ["p9-s000"], lambda shard, manifest: None)
+        collect_samples(lineage, ["p9-s000"], server.open(), lambda shard, manifest: None)
 
 
-def test_without_prompts_the_step_to_materialise_is_named(server: Any, tmp_path: Path) -> None:
+def test_without_prompts_the_step_to_materialise_is_named(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
     (lineage.prompts().folder / "manifest.json").unlink()
     with pytest.raises(MissingInput, match="prompts"):
-        collect(lineage)
+        collect(lineage, server)
 
 
 def test_a_server_that_dies_in_the_middle_is_told_from_a_slow_one_and_nothing_is_marked_failed(
@@ -174,10 +161,10 @@ def test_a_server_that_dies_in_the_middle_is_told_from_a_slow_one_and_nothing_is
 
     server.behave = die
     with pytest.raises(ServerDied, match="last lines of its log"):
-        collect(lineage)
+        collect(lineage, server)
     server.behave, server.death = lambda handler, body: False, None
     server.asked.clear()
-    collect(lineage)
+    collect(lineage, server)
     assert len(server.asked) == 45
 
 
@@ -198,7 +185,7 @@ def test_a_connection_lost_in_the_middle_of_a_reply_is_tried_again(
 
     server.behave = tear
     lineage = make_lineage(tmp_path, [1] * 2, 2)
-    collect(lineage)
+    collect(lineage, server)
     assert len(server.asked) == 3
     assert lineage.synthetic_samples("p2-s000").require().facts["good"] == 2
 
@@ -222,7 +209,7 @@ def test_two_begin_tokens_stop_the_job(server: ChatServer, tmp_path: Path) -> No
 
     server.behave = twice
     with pytest.raises(BadInput, match="2 begin tokens"):
-        collect(lineage)
+        collect(lineage, server)
 
 
 def test_a_cancel_in_the_middle_keeps_what_was_answered_and_leaves_no_thread(
@@ -242,12 +229,12 @@ def test_a_cancel_in_the_middle_keeps_what_was_answered_and_leaves_no_thread(
 
     server.behave = hold
     with pytest.raises(KeyboardInterrupt):
-        collect(lineage)
+        collect(lineage, server)
     release.set()
     assert not [thread for thread in threading.enumerate() if thread.name == "generation"]
     server.behave = lambda handler, body: False
     server.asked.clear()
-    collect(lineage)
+    collect(lineage, server)
     assert len(server.asked) == 15
 
 
@@ -265,6 +252,6 @@ def test_the_job_tells_every_few_seconds_how_it_goes(
 
     server.behave = wait_for_a_line
     caplog.set_level("INFO", logger="eagle3_pipeline")
-    collect(make_lineage(tmp_path, [1] * 2, 2))
+    collect(make_lineage(tmp_path, [1] * 2, 2), server)
     assert "0/2 replies, 2 in flight" in caplog.text
     assert "p2-s000 is made: 2 samples (2 good, 0 truncated), 6 completion tokens" in caplog.text

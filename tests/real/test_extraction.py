@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError
 
 from eagle3_pipeline.extraction.extraction import extract_shards
-from eagle3_pipeline.serving.server import stop_servers
+from eagle3_pipeline.serving.server import open_server, stop_servers
+from eagle3_pipeline.serving.specification import extraction_server
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import audit, invent, make_lineage
 from tests.models import make_deepseek
@@ -65,7 +66,8 @@ def test_captured_states_are_those_of_a_hugging_face_forward(
         )
     )
     try:
-        (manifest,) = extract_shards(lineage, lineage.recipe.shards, lambda shard, made: None).values()
+        server = open_server(extraction_server(lineage, lineage.staging), lineage.logs)
+        (manifest,) = extract_shards(lineage, lineage.recipe.shards, server, lambda shard, made: None)
     finally:
         stop_servers(())
     assert manifest.facts["quarantined"] == {}

@@ -1,0 +1,120 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ASSETS = {
+    "acceptance_report",
+    "draft_checkpoint",
+    "hidden_state_shards",
+    "prompts",
+    "released_draft",
+    "sample_audit",
+    "synthetic_samples",
+    "target_model",
+    "vocabulary_map",
+}
+PARENTS = {
+    "target_model": set(),
+    "prompts": {"target_model"},
+    "synthetic_samples": {"prompts", "target_model"},
+    "sample_audit": {"synthetic_samples"},
+    "hidden_state_shards": {"synthetic_samples", "sample_audit"},
+    "vocabulary_map": {"synthetic_samples"},
+    "draft_checkpoint": {"hidden_state_shards", "vocabulary_map"},
+    "acceptance_report": {"draft_checkpoint"},
+    "released_draft": {"draft_checkpoint", "acceptance_report"},
+}
+
+
+def _keys(definitions: dg.Definitions) -> set[str]:
+    return {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
+
+
+def test_the_asset_keys_are_these(load) -> None:
+    assert _keys(load("smollm2-cpu")) == {f"smollm2_cpu/{name}" for name in ASSETS}
+
+
+def test_each_asset_is_made_from_these(load) -> None:
+    graph = load("smollm2-cpu").resolve_asset_graph()
+    parents = {
+        key.path[-1]: {parent.path[-1] for parent in graph.get(key).parent_keys}
+        for key in graph.get_all_asset_keys()
+    }
+    assert parents == PARENTS
+
+
+def test_a_base_draft_is_an_asset_only_where_the_recipe_names_one(load) -> None:
+    kimi = load("kimi-k2.5-8gpu").resolve_asset_graph()
+    base = dg.AssetKey(["kimi_k2_5_8gpu", "base_draft"])
+    assert base in kimi.get_all_asset_keys()
+    assert base in kimi.get(dg.AssetKey(["kimi_k2_5_8gpu", "draft_checkpoint"])).parent_keys
+
+
+def test_recipes_lie_side_by_side_under_their_slugs(load) -> None:
+    definitions = load("smollm2-cpu", "kimi-k2.5-8gpu", "qwen3-8b-1gpu")
+    graph = definitions.resolve_asset_graph()
+    assert {key.path[0] for key in graph.get_all_asset_keys()} == {"smollm2_cpu", "kimi_k2_5_8gpu", "qwen3_8b_1gpu"}
+    assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {
+        key.path[0] for key in graph.get_all_asset_keys()
+    }
+    jobs = {job.name for job in definitions.resolve_all_job_defs()} - {"__ASSET_JOB"}
+    assert jobs == {"smollm2_cpu_pipeline", "kimi_k2_5_8gpu_pipeline", "qwen3_8b_1gpu_pipeline"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "first", "count"),
+    [("smollm2-cpu", "smollm2_cpu-p100-s000", 4), ("kimi-k2.5-8gpu", "kimi_k2_5_8gpu-p500-s000", 50)],
+)
+def test_a_partition_key_carries_recipe_and_shard_size(load, recipe: str, first: str, count: int) -> None:
+    graph = load(recipe).resolve_asset_graph()
+    key = dg.AssetKey([first.split("-")[0], "synthetic_samples"])
+    keys = graph.get(key).partitions_def.get_partition_keys()
+    assert keys[0] == first
+    assert len(keys) == count
+
+
+def test_every_asset_has_a_description_kinds_and_takes_a_range_in_one_run(load) -> None:
+    graph = load("kimi-k2.5-8gpu").resolve_asset_graph()
+    for key in graph.get_all_asset_keys():
+        node = graph.get(key)
+        assert node.description, key
+        assert node.kinds, key
+        assert node.backfill_policy == dg.BackfillPolicy.single_run(), key
+
+
+def test_the_job_carries_the_range_of_all_shards(load) -> None:
+    job = load("smollm2-cpu").resolve_job_def("smollm2_cpu_pipeline")
+    assert job.tags["dagster/asset_partition_range_start"] == "smollm2_cpu-p100-s000"
+    assert job.tags["dagster/asset_partition_range_end"] == "smollm2_cpu-p100-s003"
+
+
+def test_the_nightly_schedule_is_stopped_until_switched_on(load) -> None:
+    (schedule,) = load("smollm2-cpu").resolve_schedule_def("smollm2_cpu_nightly"),
+    assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+
+
+def test_definitions_load_fast_and_without_anything_heavy() -> None:
+    code = (
+        "import sys, definitions; "
+        "heavy = {'torch', 'vllm', 'transformers', 'datasets', 'pyarrow', 'matplotlib', 'speculators'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        seconds.append(time.perf_counter() - began)
+        assert done.stdout.strip() == "[]"
+    assert min(seconds) < 1.5, seconds
+
+
+def test_an_unknown_recipe_is_refused_by_name(load) -> None:
+    with pytest.raises(ValueError, match="no recipe 'smollm-cpu'.*Did you mean smollm2-cpu"):
+        load("smollm-cpu")
