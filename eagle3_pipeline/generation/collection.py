@@ -64,10 +64,10 @@ def collect_samples(
 
     `server` is entered once, and only if a reply is missing. `on_shard` is called in the caller's
     thread, once for each shard, made before or now: first for those that are there, then as each of
-    the others gets its last reply. Raises MissingInput without
-    prompts or target, Busy when another process works on one of the shards, DamagedFile,
-    QualityError when the first replies show a wrong set-up, BadInput for a doubled begin token, and
-    ServerError. What was answered until then is kept, and the next call asks for the rest.
+    the others gets its last reply. Raises MissingInput without prompts or target, Busy when another
+    process works on one of the shards, DamagedFile, QualityError when the first replies show a wrong
+    set-up, BadInput for a doubled begin token, and ServerError. What was answered until then is kept,
+    and the next call asks for the rest.
     """
     made: dict[str, Manifest] = {}
 
@@ -88,7 +88,9 @@ def collect_samples(
         works = [work for work in works if work.name not in made]
         if works:
             missing = sum(one.turns_left for work in works for one in work.conversations)
-            _logger.info(f"{missing} replies in {len(works)} shards are missing; opening the generation server")
+            _logger.info(
+                f"{missing} replies in {len(works)} shards are missing; opening the generation server"
+            )
             with server as running:
                 ask_all(lineage, works, running, finished)
     return [made[shard] for shard in shards]

@@ -4,7 +4,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,9 @@ def wait_for_records(lineage: Lineage, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_all_shards_are_made_with_one_server_and_each_is_announced_once(server: ChatServer, tmp_path: Path) -> None:
+def test_all_shards_are_made_with_one_server_and_each_is_announced_once(
+    server: ChatServer, tmp_path: Path
+) -> None:
     lineage = make_lineage(tmp_path, [1, 2, 1, 1], 2)
     assert sorted(collect(lineage, server)) == ["p2-s000", "p2-s001"]
     assert server.opened == 1
