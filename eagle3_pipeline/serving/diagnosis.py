@@ -9,6 +9,9 @@ from eagle3_pipeline.errors import ServerDied, ServerError, ServerRefused
 
 _READ_BYTES = 256 * 1024
 _TAIL_LINES = 15
+_LINE_CHARACTERS = 400
+# The marks below a line of a traceback, and what a binding library prints whenever Python ends.
+_NOISE = re.compile(r"^[\s^~|]*$|.*\s[\^~]{3,}\s*$|^ - leaked |^nanobind: |^ - \.\.\. skipped remainder")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # "(EngineCore pid=123) INFO 01-31 12:00:00 [core.py:10] text" -> "text"
 _PREFIX = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.]+ (\[[^]]*\] )?")
@@ -90,7 +93,7 @@ _CAUSES = (
     ),
     _cause(
         r"ValidationError|is not supported|not supported for|does not support|NotImplementedError|"
-        r"must be divisible|trust_remote_code|Unknown quantization",
+        r"must be divisible|trust_remote_code|Unknown quantization|parser '[^']*' not found",
         "vLLM refuses this combination of model and settings",
         refused=True,
     ),
@@ -112,17 +115,20 @@ def read_lines(log: Path) -> list[str]:
 
 def news(log: Path) -> str:
     """The last line of a log that tells a person something, without its prefix, in at most 120 characters."""
-    for line in reversed(read_lines(log)):
-        words = _PREFIX.sub("", line).strip()
-        if len(words) > 3 and not line.startswith((" ", "\t")) and "GET /" not in words:
-            return words[:120]
-    return "no output yet"
+    lines = [line for line in read_lines(log) if not line.startswith((" ", "\t")) and "GET /" not in line]
+    # A line of vLLM's own logging before what libraries print around it.
+    logged = [line for line in lines if _PREFIX.match(line)]
+    return _PREFIX.sub("", (logged or lines or ["no output yet"])[-1]).strip()[:120]
 
 
-def find_cause(lines: Sequence[str]) -> Cause | None:
-    """The likely cause in the lines of a log; None when nothing known shows. Mere warnings are no causes."""
-    text = "\n".join(line for line in lines if not _HARMLESS.match(line))
-    return next((cause for cause in _CAUSES if cause.pattern.search(text)), None)
+def find_cause(lines: Sequence[str]) -> tuple[Cause, str] | None:
+    """The likely cause and the last line that shows it, or None. Mere warnings are no causes."""
+    lines = [line for line in lines if not _HARMLESS.match(line)]
+    for cause in _CAUSES:
+        for line in reversed(lines):
+            if cause.pattern.search(line):
+                return cause, line
+    return None
 
 
 def explain_death(name: str, log: Path, ended: str | None, *, loading: bool) -> ServerError:
@@ -131,12 +137,17 @@ def explain_death(name: str, log: Path, ended: str | None, *, loading: bool) -> 
     `ended` is how its process ended, in words, where that is known.
     """
     lines = read_lines(log)
-    cause = find_cause(lines)
-    how = f" with {ended}" if ended else ""
-    words = cause.words if cause else "no known cause shows in its log"
-    if cause is None and ended and "SIGKILL" in ended:
+    found = find_cause(lines)
+    words = "no known cause shows in its log"
+    if found is not None:
+        words = found[0].words
+    elif ended and "SIGKILL" in ended:
         words = "killed from outside; the kernel does so when memory runs out (see `dmesg`)"
-    tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:]) or "  (the log is empty)"
-    kind = ServerRefused if loading and cause is not None and cause.refused else ServerDied
+    tail = [line for line in lines if not _NOISE.match(line)][-_TAIL_LINES:]
+    if found is not None and found[1] not in tail:
+        tail = [found[1], "...", *tail]
+    shown = "\n".join(f"  {line[:_LINE_CHARACTERS]}" for line in tail) or "  (the log is empty)"
+    kind = ServerRefused if loading and found is not None and found[0].refused else ServerDied
     when = "while loading" if loading else "after it was ready"
-    return kind(f"{name} ended {when}{how}. Likely cause: {words}.\nLast lines of {log}:\n{tail}")
+    how = f" with {ended}" if ended else ""
+    return kind(f"{name} ended {when}{how}. Likely cause: {words}.\nFrom the end of {log}:\n{shown}")

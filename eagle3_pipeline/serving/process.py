@@ -38,7 +38,7 @@ _FOLLOW_S = 2.0  # for its children to end after it
 # Signal, seconds to wait, who is spared. Python's resource tracker removes the shared memory of those killed
 # before it and then ends by itself.
 _ROUNDS = (
-    (signal.SIGTERM, 3.0, None),
+    (signal.SIGTERM, 10.0, None),
     (signal.SIGKILL, 3.0, "multiprocessing.resource_tracker"),
     (signal.SIGKILL, 10.0, None),
 )
@@ -207,10 +207,10 @@ def end_family(leader: ProcessIdentity | None, marker: str) -> list[int]:
         return [process for process in known if process.alive()]
 
     try:
-        if left() and leader is not None:
+        if left() and leader is not None and leader.alive():
             leader.send(signal.SIGTERM)
             _wait(lambda: not leader.alive(), _LEADER_S)
-        _wait(lambda: not left(), _FOLLOW_S)
+            _wait(lambda: not left(), _FOLLOW_S)
         for number, limit_s, spared in _ROUNDS:
             for process in left():
                 if not (spared and spared in describe(process.pid)):

@@ -21,6 +21,7 @@ from eagle3_pipeline.serving.diagnosis import explain_death, find_cause, news, r
         ("RuntimeError: The NVIDIA driver on your system is too old (found 11040).", "GPU driver", True),
         ("ValueError: To serve one request with max seq len (8192), 9 GiB KV cache is needed, "
          "which is larger than the available KV cache memory (1 GiB).", "KV cache", True),
+        ("KeyError: \"Reasoning parser 'nope' not found. Available parsers: qwen3\"", "refuses", True),
         ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", "refuses", True),
     ],
 )  # fmt: skip
@@ -40,6 +41,14 @@ def test_mere_warnings_are_no_cause() -> None:
     line = "(EngineCore pid=3) WARNING 01-31 12:00:00 [cpu.py:1] CUDA graph is not supported on CPU"
     assert find_cause([line]) is None
     assert find_cause([line.replace("WARNING", "ERROR")]) is not None
+
+
+def test_the_line_that_shows_the_cause_is_told_even_when_much_was_printed_after_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    cause = "(EngineCore pid=3) ERROR 01-31 12:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory"
+    log.write_text(cause + "\n" + "\n".join(f"noise {number}\n       ^^^^^^^" for number in range(40)))
+    message = str(explain_death("server x", log, None, loading=True))
+    assert f"  {cause}\n  ...\n  noise 25\n  noise 26" in message
 
 
 def test_a_kill_from_outside_is_told_from_a_crash(tmp_path: Path) -> None:
@@ -69,5 +78,6 @@ def test_the_news_is_the_last_line_that_tells_something(tmp_path: Path) -> None:
         "(EngineCore pid=5) INFO 01-31 12:00:00 [loader.py:3] Loading weights took 12 seconds\n"
         '(APIServer pid=1) INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK\n'
         "   ~~~~^^^^\n"
+        "a library prints something\n"
     )
     assert news(log) == "Loading weights took 12 seconds"
