@@ -10,9 +10,6 @@ from pathlib import Path
 
 import dagster as dg
 
-# Backfill policies carry a beta mark in this Dagster; each of the nine assets would say so on every load.
-warnings.filterwarnings("ignore", category=dg.BetaWarning)
-
 from assets import assets_of
 from assets.pipeline import pipeline_job
 from eagle3_pipeline.recipe import Recipe, load_recipes
@@ -21,6 +18,9 @@ from resources.console import news_logger
 from sensors import nightly_schedule
 
 _HERE = Path(__file__).parent
+
+# Backfill policies carry a beta mark in this Dagster; each asset would say so on every load.
+warnings.filterwarnings("ignore", category=dg.BetaWarning)
 
 
 def _of(recipe: Recipe) -> dg.Definitions:

@@ -19,7 +19,7 @@ RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Turn an error of ours into a failure of the step: its message as it is, retried only if that can help."""
+    """Turn an error of ours into a failure of the step: its own message, retried only if that can help."""
     try:
         yield
     except Eagle3Error as error:
@@ -42,7 +42,8 @@ def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:
 def outcome(place: Place, manifest: Manifest, **extra: Any) -> dg.MaterializeResult:
     """The result of an asset without partitions; the digest of what came out is its data version."""
     return dg.MaterializeResult(
-        metadata={**metadata(manifest, place.folder), **extra}, data_version=dg.DataVersion(manifest.digest[:16])
+        metadata={**metadata(manifest, place.folder), **extra},
+        data_version=dg.DataVersion(manifest.digest[:16]),
     )
 
 
@@ -70,7 +71,9 @@ def announce(
 
 def range_outcome(manifests: list[Manifest]) -> dg.MaterializeResult:
     """The result of a step over a range of shards: Dagster gives all of them this one data version."""
-    return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint([one.digest for one in manifests])[:16]))
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(fingerprint([one.digest for one in manifests])[:16])
+    )
 
 
 def _value(value: Any) -> Any:

@@ -23,7 +23,7 @@ def pipeline_job(recipe: Recipe, assets: list[dg.AssetsDefinition]) -> "Unresolv
     return dg.define_asset_job(
         f"{recipe.slug}_pipeline",
         selection=dg.AssetSelection.assets(*(asset.key for asset in assets)),
-        description=f"Prompts to released draft, {len(recipe.shards)} shards of {recipe.prompts.per_shard} prompts.",
+        description=f"Prompts to released draft: {len(recipe.shards)} shards of {recipe.prompts.per_shard}.",
         tags={
             "dagster/asset_partition_range_start": first,
             "dagster/asset_partition_range_end": last,

@@ -27,8 +27,11 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
             manifest = audit_samples(lineage)
             if recipe.partitions.overlap("generation", "extraction"):
                 for name in servers.release(lineage, "generation"):
-                    context.log.info(f"stopped {name}: its samples are complete and extraction needs its GPUs")
-        version = dg.DataVersion(f"passed-layers-{'-'.join(map(str, recipe.extraction.layers))}-bf16")
+                    context.log.info(
+                        f"stopped {name}: its samples are complete and extraction needs its GPUs"
+                    )
+        layers = "-".join(map(str, recipe.extraction.layers))
+        version = dg.DataVersion(f"passed-layers-{layers}-bf16")
         place = lineage.sample_audit()
         return dg.MaterializeResult(metadata=metadata(manifest, place.folder), data_version=version)
 

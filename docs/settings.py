@@ -7,13 +7,13 @@ from eagle3_pipeline.recipe import Recipe
 
 INTRODUCTION = """# Every setting of a recipe
 
-A recipe is one YAML file in `recipes/` (or in `recipes/local/`, which is not under version control and takes
-precedence). `extends: other.yaml` starts from another recipe and changes single settings. Relative paths are
-relative to the file they stand in. Unknown keys, wrong types and contradictions are refused when the recipe is
-read, with the place and the valid values.
+A recipe is one YAML file in `recipes/`, or in `recipes/local/`, which is not under version control and takes
+precedence. `extends: other.yaml` starts from another recipe and changes single settings. Relative paths are
+relative to the file they stand in. Unknown keys, wrong types and contradictions are refused when the recipe
+is read, with the place and the valid values.
 
-`server` has the blocks `common`, `generation`, `extraction` and `evaluation`, all of the same settings: `common`
-holds for the three phases, a phase's own block changes single settings.
+`server` has the blocks `common`, `generation`, `extraction` and `evaluation`, all of the same settings:
+`common` holds for the three phases, a phase's own block changes single settings.
 """
 
 

@@ -118,27 +118,34 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _servers() -> list[str]:
+    from eagle3_pipeline.serving.lease import last_used
     from eagle3_pipeline.serving.server import running_servers
 
-    return [f"  {record.describe()}" for record in running_servers()]
+    lines = []
+    for record in running_servers():
+        idle_since = max(record.started_at, last_used(record.gpus))
+        ends = time.strftime("%H:%M:%S", time.localtime(idle_since + record.idle_timeout_s))
+        lines.append(
+            f"  {record}: stops by itself at {ends} unless it is used before, or by eagle3 server stop"
+        )
+    return lines
 
 
 def _server(options: argparse.Namespace) -> int:
-    from eagle3_pipeline.serving.server import running_servers, stop_servers
+    from eagle3_pipeline.serving.server import running_servers, stop_if_unused
 
     if options.action == "status":
         print("\n".join(_servers()) or "no server of ours runs on this machine")
         return 0
     for record in running_servers():
-        for name in stop_servers(record.partition):
-            print(f"stopped {name}")
+        print(f"  {record}: {'stopped' if stop_if_unused(record) else 'in use, left alone'}")
     return 0
 
 
 def _shards(options: argparse.Namespace) -> int:
-    from eagle3_pipeline.shards.inspection import inspect_shard
+    from eagle3_pipeline.shards.inspection import inspect_shards
 
-    print(inspect_shard(options.path, verify=options.verify))
+    print(inspect_shards(options.path, verify=options.verify))
     return 0
 
 

@@ -31,7 +31,7 @@ def bytes_per_token(recipe: Recipe, hidden_size: int) -> int:
 
 
 def require_room(lineage: Lineage, target: dict[str, Any]) -> None:
-    """Raise NotEnoughRoom if memory or disk cannot do for the recipe; `target` are the facts of the target."""
+    """Raise NotEnoughRoom if memory or disk cannot do for the recipe; `target` are the target's facts."""
     recipe = lineage.recipe
     if not recipe.partitions.generation:
         _require_memory(recipe, int(target["bytes"]))
@@ -47,8 +47,8 @@ def require_room(lineage: Lineage, target: dict[str, Any]) -> None:
     free, wanted = shutil.disk_usage(lineage.folder).free, samples * per_sample * _LONG
     if free < wanted:
         logger.warning(
-            "the hidden states may not fit: %.1f GiB are free, completions of %.0f tokens would take %.1f GiB. "
-            "sample_audit decides when the lengths are known.",
+            "the hidden states may not fit: %.1f GiB are free, completions of %.0f tokens would take %.1f "
+            "GiB. sample_audit decides when the lengths are known.",
             free / 2**30,
             recipe.generation.max_completion_tokens * _LONG,
             wanted / 2**30,
@@ -62,6 +62,6 @@ def _require_memory(recipe: Recipe, model_bytes: int) -> None:
     if available < wanted:
         raise NotEnoughRoom(
             f"a vLLM server for this recipe takes about {wanted / 2**30:.1f} GiB of memory (weights "
-            f"{model_bytes / 2**30:.1f}, KV cache {cache:.1f}), {available / 2**30:.1f} GiB are available. Stop other "
-            "programs, or lower server.common.cpu_kv_cache_gib."
+            f"{model_bytes / 2**30:.1f}, KV cache {cache:.1f}), {available / 2**30:.1f} GiB are available. "
+            "Stop other programs, or lower server.common.cpu_kv_cache_gib."
         )

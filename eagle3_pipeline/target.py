@@ -107,8 +107,8 @@ def _content(folder: Path) -> str:
 def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
     if layers[-1] != num_layers:
         raise RecipeError(
-            f"extraction.layers ends with {layers[-1]}, but the target has {num_layers} layers: the last id must be "
-            f"{num_layers} (the last layer's output before the final norm), the others below it"
+            f"extraction.layers ends with {layers[-1]}, but the target has {num_layers} layers: the last id "
+            f"must be {num_layers} (the last layer's output before the final norm), the others below it"
         )
 
 
@@ -128,8 +128,8 @@ def download(hub_id: str, revision: str, *, with_code: bool) -> Path:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise BadInput(
-            f"{hub_id} at {revision} can be neither downloaded nor found in the local cache ({error}). Check the id, "
-            "the network and HF_TOKEN, or name a local folder with path in the recipe."
+            f"{hub_id} at {revision} can be neither downloaded nor found in the local cache ({error}). "
+            "Check the id, the network and HF_TOKEN, or name a local folder with path in the recipe."
         ) from error
 
 

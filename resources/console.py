@@ -7,14 +7,15 @@ import dagster as dg
 
 
 class _NewsFormatter(logging.Formatter):
-    """`12:03:55 synthetic_samples    62/100 samples ...`; a failure with its own words, a bug with its trace."""
+    """`12:03:55 prompts   400 of 400`; a failure comes with its own words, a bug with its trace."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "dagster_meta", {}) or {}
         step = (fields.get("step_key") or "run").split("__")[-1]
         # Dagster puts run id and step in front of its messages; the bare one is in the metadata.
         message = fields.get("orig_message") or record.getMessage()
-        return f"{self.formatTime(record, '%H:%M:%S')} {step:<20} {message}{_reason(fields.get('dagster_event'))}"
+        reason = _reason(fields.get("dagster_event"))
+        return f"{self.formatTime(record, '%H:%M:%S')} {step:<20} {message}{reason}"
 
 
 def _reason(event: dg.DagsterEvent | None) -> str:

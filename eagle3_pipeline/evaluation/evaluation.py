@@ -77,7 +77,11 @@ def _phase_file(draft: Path | None) -> str:
 
 
 def _measure_phase(
-    lineage: Lineage, server_with: ServerOpener, folder: Path, sets: dict[str, list[Prompt]], draft: Path | None
+    lineage: Lineage,
+    server_with: ServerOpener,
+    folder: Path,
+    sets: dict[str, list[Prompt]],
+    draft: Path | None,
 ) -> Measurements:
     """All sets on one server; kept from an earlier attempt that finished this phase on this machine."""
     from eagle3_pipeline.serving.specification import evaluation_server

@@ -79,7 +79,7 @@ def open_server(spec: ServerSpec, log_folder: Path, *, stop: bool = False) -> It
             record=record,
         )
     if stop:
-        _stop_if_unused(record)
+        stop_if_unused(record)
     else:
         idle_s = record.idle_timeout_s
         logger.info(
@@ -94,7 +94,7 @@ def stop_servers(partition: tuple[str, ...]) -> list[str]:
     """
     gpus = physical_gpus(partition)
     overlapping = [record for record in all_records() if record.overlaps(gpus)]
-    return [record.served_name for record in overlapping if _stop_if_unused(record)]
+    return [record.served_name for record in overlapping if stop_if_unused(record)]
 
 
 def running_servers() -> list[ServerRecord]:
@@ -102,7 +102,8 @@ def running_servers() -> list[ServerRecord]:
     return [record for record in all_records() if record.alive()]
 
 
-def _stop_if_unused(record: ServerRecord) -> bool:
+def stop_if_unused(record: ServerRecord) -> bool:
+    """Stop a server of ours and verify that it is gone, unless somebody holds its lease; says which."""
     with try_hold(record.gpus, f"stopping {record.served_name}") as free:
         if free:
             return bool(stop_server(record))

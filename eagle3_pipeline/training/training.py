@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 

@@ -1,6 +1,5 @@
-"""The code location as Dagster loads it: in a process of its own or in this one, on a tiny target and the stand-in."""
+"""The code location as Dagster loads it, on a tiny target and the stand-in of the server."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from types import ModuleType
 
 import dagster as dg
 import pytest
+
+from tests.fakes.log import read_log
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +42,7 @@ def requests_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
     monkeypatch.setenv("FAKE_REQUEST_LOG", str(log))
 
     def count(path: str) -> int:
-        lines = log.read_text().splitlines() if log.exists() else []
-        return sum(json.loads(line)["path"] == path for line in lines)
+        return sum(one["path"] == path for one in read_log(log, "request"))
 
     return count
 

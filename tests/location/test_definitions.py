@@ -58,7 +58,11 @@ def test_a_base_draft_is_an_asset_only_where_the_recipe_names_one(load) -> None:
 def test_recipes_lie_side_by_side_under_their_slugs(load) -> None:
     definitions = load("smollm2-cpu", "kimi-k2.5-8gpu", "qwen3-8b-1gpu")
     graph = definitions.resolve_asset_graph()
-    assert {key.path[0] for key in graph.get_all_asset_keys()} == {"smollm2_cpu", "kimi_k2_5_8gpu", "qwen3_8b_1gpu"}
+    assert {key.path[0] for key in graph.get_all_asset_keys()} == {
+        "smollm2_cpu",
+        "kimi_k2_5_8gpu",
+        "qwen3_8b_1gpu",
+    }
     assert {graph.get(key).group_name for key in graph.get_all_asset_keys()} == {
         key.path[0] for key in graph.get_all_asset_keys()
     }
@@ -94,7 +98,7 @@ def test_the_job_carries_the_range_of_all_shards(load) -> None:
 
 
 def test_the_nightly_schedule_is_stopped_until_switched_on(load) -> None:
-    (schedule,) = load("smollm2-cpu").resolve_schedule_def("smollm2_cpu_nightly"),
+    (schedule,) = (load("smollm2-cpu").resolve_schedule_def("smollm2_cpu_nightly"),)
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
 
 
@@ -116,5 +120,5 @@ def test_definitions_load_fast_and_without_anything_heavy() -> None:
 
 
 def test_an_unknown_recipe_is_refused_by_name(load) -> None:
-    with pytest.raises(ValueError, match="no recipe 'smollm-cpu'.*Did you mean smollm2-cpu"):
+    with pytest.raises(ValueError, match=r"no recipe 'smollm-cpu'.*Did you mean smollm2-cpu"):
         load("smollm-cpu")

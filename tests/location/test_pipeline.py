@@ -31,7 +31,9 @@ def _materialize(
     keys = nodes[-1].partitions_def.get_partition_keys()
     tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
     resources = dict(definitions.resources or {})
-    return dg.materialize([node.assets_def for node in nodes], instance=instance, tags=tags, resources=resources)
+    return dg.materialize(
+        [node.assets_def for node in nodes], instance=instance, tags=tags, resources=resources
+    )
 
 
 def _lineage(recipe: Path) -> Lineage:
@@ -126,7 +128,14 @@ def test_the_command_makes_a_draft_and_ends_with_the_table(tmp_path, tiny_llama,
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
     done = eagle3("run", "--recipe", str(recipe))
     assert done.returncode == 0, done.stdout + done.stderr
-    for row in ("samples", "truncated", "hidden states", "acceptance length", "by position", "tokens per second"):
+    for row in (
+        "samples",
+        "truncated",
+        "hidden states",
+        "acceptance length",
+        "by position",
+        "tokens per second",
+    ):
         assert f"  {row} " in done.stdout
     assert "make ui" in done.stdout
 
@@ -143,7 +152,12 @@ def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing(
     }
     argv = [sys.executable, "-m", "eagle3_pipeline.cli", "run", "--recipe", str(recipe)]
     process = subprocess.Popen(
-        argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        argv,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 120
     while requests_sent(CHAT) < 12:
