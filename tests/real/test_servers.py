@@ -1,0 +1,114 @@
+"""The real vLLM through the project's own code: its life, its answers, and the counting of its draft."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eagle3_pipeline.evaluation.measurement import Measurement, measure
+from eagle3_pipeline.generation.collection import collect_samples
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.prompts.evaluation import read_set
+from eagle3_pipeline.prompts.selection import make_prompts
+from eagle3_pipeline.samples import SAMPLES_NAME, Sample, read_samples
+from eagle3_pipeline.serving.process import find_family
+from eagle3_pipeline.serving.server import open_server, running_servers, stop_servers
+from eagle3_pipeline.serving.specification import evaluation_server, generation_server
+from tests.drafts import make_draft
+
+pytestmark = pytest.mark.real
+
+
+def shared_memory() -> set[str]:
+    """Segments that no living process has mapped: what a server that was ended badly leaves behind."""
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped += maps.read_text(errors="replace")
+        except OSError:
+            continue
+    return {segment.name for segment in Path("/dev/shm").iterdir() if str(segment) not in mapped}
+
+
+def test_a_server_is_started_once_attached_to_and_stopped_without_a_trace(
+    real_lineage: Lineage, tmp_path: Path
+) -> None:
+    spec = generation_server(real_lineage)
+    before = shared_memory()
+    with open_server(spec, tmp_path) as server:
+        family = find_family(server.record.process, server.record.marker)
+        assert len(family) >= 3  # the API server, its engine and the engine's worker
+    started = time.monotonic()
+    with open_server(spec, tmp_path) as again:
+        assert again.pid == server.pid
+        assert time.monotonic() - started < 5
+    assert stop_servers(()) == [spec.served_name]
+    assert running_servers() == []
+    assert [process for process in family if process.alive()] == []
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.base_url}/health", trust_env=False)
+    assert shared_memory() <= before
+
+
+def greedy(model: Any, sample: Sample) -> list[int]:
+    """The completion of a sample by a Hugging Face forward, token after token."""
+    import torch
+
+    ids = torch.tensor([sample.prompt_token_ids])
+    with torch.no_grad():
+        found = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False, pad_token_id=0
+        )
+    completion: list[int] = found[0, ids.shape[1] :].tolist()
+    return completion
+
+
+def test_collected_samples_are_what_the_model_answers_greedily(
+    real_lineage: Lineage, tiny_llama: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    make_prompts(real_lineage)
+    shards = real_lineage.recipe.shards
+    server = open_server(generation_server(real_lineage), real_lineage.logs)
+    made = collect_samples(real_lineage, shards, server, lambda shard, manifest: None)
+    assert [manifest.shard for manifest in made] == list(shards)
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.bfloat16).eval()
+    for shard in shards:
+        samples = read_samples(real_lineage.synthetic_samples(shard).folder / SAMPLES_NAME)
+        assert len(samples) == real_lineage.recipe.prompts.per_shard
+        for sample in samples:
+            assert sample.completion_token_ids == greedy(model, sample), sample.sample_id
+
+
+def measured(lineage: Lineage, draft: Path | None, logs: Path) -> Measurement:
+    settings = lineage.recipe.evaluation
+    with open_server(evaluation_server(lineage, draft), logs, stop=draft is not None) as server:
+        return measure(
+            server,
+            read_set(settings.sets[0]),
+            settings,
+            name="tiny",
+            with_draft=draft is not None,
+            request_timeout_s=60,
+        )
+
+
+def test_a_draft_of_known_quality_is_measured_as_that_and_changes_no_answer(
+    real_lineage: Lineage, tiny_llama: Path, tmp_path: Path
+) -> None:
+    plain = measured(real_lineage, None, tmp_path)
+    shares = {}
+    for looks_back in (True, False):
+        draft = make_draft(tmp_path / f"draft-{looks_back}", tiny_llama, looks_back=looks_back)
+        found = measured(real_lineage, draft, tmp_path)
+        assert found.replies == plain.replies
+        assert found.acceptance is not None
+        drafts = found.acceptance.drafts
+        shares[looks_back] = [count / drafts for count in found.acceptance.accepted_per_position]
+    assert shares[True][0] > 0.9  # it knows the graph and the bit; what is past the end of an answer is lost
+    assert 0.3 < shares[False][0] < 0.7  # it knows the graph only
+    assert shares[False][0] > shares[False][1] > shares[False][2]
