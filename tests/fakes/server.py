@@ -74,8 +74,8 @@ def main() -> None:
         sys.exit(faults.crash_exit)
     if not (arguments.model / "config.json").is_file():
         sys.exit(
-            f"OSError: {arguments.model} is not a local folder and is not a valid model identifier listed on "
-            "'https://huggingface.co/models'"
+            "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+            f"'{arguments.model}'. Use `repo_type` argument if needed."
         )
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

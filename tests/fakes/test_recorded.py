@@ -149,12 +149,14 @@ def test_hidden_states_are_the_known_function_of_ids_and_layers(tmp_path: Path, 
     assert (states.float().numpy() == expected_states(request[2]["prompt"], (1, 2, 3, 4), 64)).all()
 
 
-@pytest.mark.parametrize("name", ["unknown_flag"])
-def test_a_refused_start_ends_with_the_exit_status_of_the_real_server(
+@pytest.mark.parametrize("name", ["unknown_flag", "no_such_model"])
+def test_a_refused_start_ends_with_the_status_and_last_words_of_the_real_server(
     name: str, tmp_path: Path, tiny_llama: Path
 ) -> None:
     real = recorded("refusals")[name]
-    with stand_in(tmp_path, tiny_llama, "--no-such-flag", "1", ready=False) as server:
+    model = tiny_llama if name == "unknown_flag" else Path("/models/nothing")
+    flags = ("--no-such-flag", "1") if name == "unknown_flag" else ()
+    with stand_in(tmp_path, model, *flags, ready=False) as server:
         assert server.process.wait(20) == real["exit"]
         last = real["stderr"].strip().splitlines()[-1]
         assert server.log.read_text().strip().splitlines()[-1] == last
