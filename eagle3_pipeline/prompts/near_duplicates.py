@@ -13,8 +13,11 @@ Memory: 8 bytes per shingle and about 4 kB of bands per set.
 import array
 import hashlib
 import re
+from functools import cache
+from typing import TYPE_CHECKING
 
-import numpy
+if TYPE_CHECKING:
+    import numpy
 
 _WORDS_IN_SHINGLE = 5
 # Scripts written without spaces count each character as a word.
@@ -23,11 +26,14 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 _MINIMA = 128
 _HIGHEST_MISS = 1e-3
-_RANDOM = numpy.random.Generator(numpy.random.PCG64(5))
-_FACTORS = _RANDOM.integers(1 << 63, size=(_MINIMA, 1), dtype=numpy.uint64) * numpy.uint64(2) + numpy.uint64(
-    1
-)
-_SUMMANDS = _RANDOM.integers(1 << 63, size=(_MINIMA, 1), dtype=numpy.uint64)
+@cache
+def _random_hashes() -> "tuple[numpy.ndarray, numpy.ndarray]":
+    """Factors (odd) and summands of 128 hash functions, each [128, 1]; always the same ones."""
+    import numpy  # here, because the code location imports this file when it loads
+
+    random = numpy.random.Generator(numpy.random.PCG64(5))
+    factors, summands = random.integers(1 << 63, size=(2, _MINIMA, 1), dtype=numpy.uint64)
+    return factors * numpy.uint64(2) + numpy.uint64(1), summands
 
 
 def shingles(text: str) -> frozenset[int]:
@@ -80,10 +86,13 @@ class NearDuplicates:
 
     def _bands_of(self, elements: frozenset[int]) -> list[int]:
         """A hash per band. Arithmetic is modulo 2^64; the high bits of a product are the mixed ones."""
+        import numpy
+
+        factors, summands = _random_hashes()
         values = numpy.fromiter(elements, dtype=numpy.uint64, count=len(elements))
-        minima = (_FACTORS * values + _SUMMANDS).min(axis=1)
+        minima = (factors * values + summands).min(axis=1)
         bands = minima[: _MINIMA // self._rows * self._rows].reshape(-1, self._rows)
-        mixed = (bands * _FACTORS[: self._rows, 0]).sum(axis=1, dtype=numpy.uint64)
+        mixed = (bands * factors[: self._rows, 0]).sum(axis=1, dtype=numpy.uint64)
         mixed += numpy.arange(len(bands), dtype=numpy.uint64)  # equal minima in two bands are two keys
         keys: list[int] = mixed.tolist()
         return keys

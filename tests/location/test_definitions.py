@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import dagster as dg
@@ -102,20 +101,20 @@ def test_the_nightly_schedule_is_stopped_until_switched_on(load) -> None:
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
 
 
-def test_definitions_load_fast_and_without_anything_heavy() -> None:
+def test_definitions_load_in_under_1500_ms_and_without_anything_heavy() -> None:
+    """CPU time, not wall time: what else runs on the machine is no matter of the code."""
     code = (
-        "import sys, definitions; "
-        "heavy = {'torch', 'vllm', 'transformers', 'datasets', 'pyarrow', 'matplotlib', 'speculators'}; "
-        "print(sorted(heavy & set(sys.modules)))"
+        "import sys, time, definitions; "
+        "heavy = {'torch', 'vllm', 'transformers', 'datasets', 'pyarrow', 'numpy', 'matplotlib', 'speculators'}; "
+        "print(time.process_time(), *sorted(heavy & set(sys.modules)))"
     )
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        seconds.append(time.perf_counter() - began)
-        assert done.stdout.strip() == "[]"
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+        spent, *heavy = done.stdout.split()
+        seconds.append(float(spent))
+        assert not heavy
     assert min(seconds) < 1.5, seconds
 
 
