@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eagle3_pipeline.errors import Eagle3Error
 from eagle3_pipeline.training.events import emit
+from eagle3_pipeline.training.parent import end_with_parent
 from eagle3_pipeline.training.plan import TrainingPlan
 
 
@@ -15,10 +16,10 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    end_with_parent()
     try:
-        from eagle3_pipeline.training.process import end_with_parent, run_plan
+        from eagle3_pipeline.training.process import run_plan  # seconds of imports
 
-        end_with_parent()
         run_plan(TrainingPlan.read(Path(arguments[0])))
     except Eagle3Error as error:
         traceback.print_exc()

@@ -70,14 +70,17 @@ def _make_explicit(path: Path, config: Any) -> None:
     """Write the settings on which acceptance depends even where they are the default of somebody's code."""
     values = json.loads(path.read_text())
     values.update({name: getattr(config, name) for name in EXPLICIT})
+    # speculators has its config class copied beside the weights as code to trust; nothing served needs it.
+    values.pop("auto_map", None)
+    path.with_name("config.py").unlink(missing_ok=True)
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _compare(written: dict[str, Tensor], read: dict[str, Tensor], folder: Path) -> None:
     for name, tensor in written.items():
-        if name not in read or not torch.equal(tensor, read[name]):
-            raise DamagedFile(f"{folder / WEIGHTS_NAME}: {name} is not what was written. Is the disk sound?")
         if tensor.dtype.is_floating_point and not bool(tensor.isfinite().all()):
             raise DamagedFile(
-                f"{name} of the trained draft is not finite. Lower training.learning_rate, train again."
+                f"{name} of the trained draft is not finite. Lower training.learning_rate and train again."
             )
+        if name not in read or not torch.equal(tensor, read[name]):
+            raise DamagedFile(f"{folder / WEIGHTS_NAME}: {name} is not what was written. Is the disk sound?")

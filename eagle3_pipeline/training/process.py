@@ -1,13 +1,8 @@
-"""What the training process does from start to end: build or resume, train, export, tell.
-
-It ends when its parent does, however that ends: the parent holds the other end of its stdin.
-"""
+"""What the training process does from start to end: build or resume, train, export, tell."""
 
 import fcntl
 import logging
 import os
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -110,14 +105,3 @@ def _wait_for(lock: Any, folder: Path) -> None:
                     f"another process trains in {folder} since over {_LOCK_WAIT_S:.0f} s: wait for it"
                 ) from error
             time.sleep(0.1)
-
-
-def end_with_parent() -> None:
-    """End this process at once when stdin is closed, which is when the parent is gone."""
-
-    def watch() -> None:
-        while sys.stdin.buffer.read(1 << 12):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="end-with-parent").start()

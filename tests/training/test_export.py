@@ -1,0 +1,83 @@
+"""What is exported is read back the same by speculators, with everything explicit that serving depends on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.training.batches import pack
+from eagle3_pipeline.training.export import EXPLICIT, export_draft, export_tensors
+from eagle3_pipeline.training.forward import train_forward
+from eagle3_pipeline.vocabulary.mapping import verify_mapping
+from tests.training.tiny import LAYERS, VOCAB, draft, memory
+
+
+def test_speculators_reads_every_tensor_back_and_proposes_the_same(tmp_path: Path) -> None:
+    model = draft()
+    export_draft(model, tmp_path / "draft")
+    config = Eagle3SpeculatorConfig.from_pretrained(tmp_path / "draft")
+    assert config.speculators_config.verifier.name_or_path == "somebody/tiny"
+    config.transformer_layer_config._attn_implementation = "sdpa"
+    again = Eagle3DraftModel(config)
+    tensors = load_file(tmp_path / "draft" / "model.safetensors")
+    missing, strange = again.load_state_dict(tensors, strict=False)
+    assert sorted(missing) == ["verifier_lm_head.weight", "verifier_norm.weight"]
+    assert not strange
+    written = export_tensors(model)
+    read = {name: one for name, one in again.state_dict().items() if not name.startswith("verifier_")}
+    assert read.keys() == written.keys()
+    assert all(torch.equal(read[name].to(one.dtype), one) for name, one in written.items())
+    model.load_state_dict(written, strict=False)  # in the precision that is served
+    again.verifier_lm_head, again.verifier_norm = model.verifier_lm_head, model.verifier_norm
+    batch = pack(memory([(40, 10)]), [0])
+    with torch.no_grad():
+        ours, theirs = train_forward(model, batch, 3), train_forward(again, batch, 3)
+    assert all(torch.equal(a.proposals, b.proposals) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_config_says_all_that_acceptance_depends_on(tmp_path: Path) -> None:
+    export_draft(draft(norm_before_residual=True), tmp_path / "draft")
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    assert {name: config[name] for name in EXPLICIT} == {
+        "norm_before_residual": True,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "draft_vocab_size": 40,
+        "target_hidden_size": 32,
+        "eagle_aux_hidden_state_layer_ids": list(LAYERS[:-1]),
+    }
+    layer = config["transformer_layer_config"]
+    assert (layer["model_type"], layer["num_aux_hidden_states"]) == ("llama", 3)
+    assert layer["rope_parameters"]["rope_theta"] == 10000.0
+    assert config["architectures"] == ["Eagle3Speculator"]
+    assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_floats_are_bfloat16_and_the_vocabulary_map_is_whole(tmp_path: Path) -> None:
+    files = export_draft(draft(), tmp_path / "draft")
+    assert [path.name for path in files] == ["config.json", "model.safetensors"]
+    tensors = load_file(tmp_path / "draft" / "model.safetensors")
+    verify_mapping(tensors["d2t"], tensors["t2d"], VOCAB)
+    floats = {one.dtype for name, one in tensors.items() if name not in ("d2t", "t2d")}
+    assert floats == {torch.bfloat16}
+
+
+def test_an_export_over_an_older_one_replaces_it_whole(tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "old.bin").write_text("old")
+    export_draft(draft(), tmp_path / "draft")
+    assert not (tmp_path / "draft" / "old.bin").exists()
+
+
+def test_weights_that_are_no_numbers_are_not_exported(tmp_path: Path) -> None:
+    model = draft()
+    with torch.no_grad():
+        model.fc.weight[0, 0] = torch.nan
+    with pytest.raises(DamagedFile, match=r"fc\.weight of the trained draft is not finite"):
+        export_draft(model, tmp_path / "draft")
+    assert not (tmp_path / "draft").exists()

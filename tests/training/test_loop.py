@@ -1,0 +1,161 @@
+"""Stop and resume, damaged checkpoints, losses that are no numbers, the best that is kept."""
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.training.checkpoint import Checkpoints
+from eagle3_pipeline.training.loop import Training, rate_share
+from tests.training.tiny import Memory, draft, memory, plan, split
+
+_SIZES = [(14, 4), (9, 3), (20, 8), (16, 5), (11, 2), (18, 6), (13, 4), (22, 9), (10, 3), (15, 5)]
+
+
+def _training(
+    folder: Path, events: list[dict[str, Any]] | None = None, source: Memory | None = None, **changes: Any
+):  # type: ignore[no-untyped-def]
+    source = source or memory(_SIZES)
+    changed = plan(folder, **changes)
+    heard = events if events is not None else []
+
+    def emit(kind: str, **values: Any) -> None:
+        heard.append({"event": kind, **values})
+
+    return Training(
+        changed,
+        draft(),
+        source,
+        split(source),
+        Checkpoints(folder, changed.identity()),
+        emit,
+        torch.device("cpu"),
+    )
+
+
+def _weights(training: Any) -> dict[str, torch.Tensor]:
+    return {name: one.detach().clone() for name, one in training._parameters.items()}
+
+
+@functools.cache
+def _uninterrupted(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    training = _training(folder)
+    training.run()
+    return _weights(training), training.steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], int]:
+    return _uninterrupted(tmp_path_factory.mktemp("whole"))
+
+
+def test_a_run_that_is_killed_after_every_step_ends_with_the_same_bits(
+    tmp_path: Path, whole: tuple[dict[str, torch.Tensor], int]
+) -> None:
+    weights, steps = whole
+    at = 0
+    while at < steps:
+        # A checkpoint after each step; the step that follows it is lost by the kill.
+        training = _training(tmp_path, checkpoint_every_s=0)
+        assert training.progress.step == at
+        at = min(at + 1, steps)
+        training.run(stop=min(at + 1, steps) if at < steps else None)
+    assert {
+        name: torch.equal(one, weights[name]) for name, one in _weights(training).items()
+    } == dict.fromkeys(weights, True)
+
+
+def test_the_newest_checkpoint_is_passed_over_with_a_warning_when_it_is_damaged(
+    tmp_path: Path, whole: tuple[dict[str, torch.Tensor], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    weights, steps = whole
+    _training(tmp_path, checkpoint_every_s=0).run(stop=4)
+    newest = tmp_path / "step-00000003" / "weights.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    training = _training(tmp_path)
+    assert training.progress.step == 2
+    assert "step-00000003 is passed over" in caplog.text
+    training.run()
+    assert all(torch.equal(one, weights[name]) for name, one in _weights(training).items())
+    assert training.progress.step == steps
+
+
+def test_checkpoints_are_found_by_number_and_two_are_kept(tmp_path: Path) -> None:
+    training = _training(tmp_path, checkpoint_every_s=0, epochs=3)
+    training.run()
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["best", f"step-{training.steps - 1:08d}", f"step-{training.steps:08d}"]
+    (tmp_path / "step-9").mkdir()  # below the others by number, above them by name
+    assert _training(tmp_path, epochs=3).progress.step == training.steps
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Path) -> None:
+    _training(tmp_path, checkpoint_every_s=0).run(stop=3)
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.tmp")
+    (tmp_path / ".step-00000003.tmp" / "state.json").unlink()
+    assert _training(tmp_path).progress.step == 2
+
+
+def test_a_checkpoint_of_another_plan_is_not_continued(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _training(tmp_path, checkpoint_every_s=0).run(stop=3)
+    assert _training(tmp_path, learning_rate=5e-3).progress.step == 0
+    assert "of another training plan" in caplog.text
+
+
+def test_a_loss_that_is_no_number_stops_the_run_with_sample_and_step(tmp_path: Path) -> None:
+    source = memory(_SIZES)
+    source.samples[split(source).training[2]]["hidden_states"][3, 1, 0] = torch.nan
+    name = source.name(split(source).training[2])
+    with pytest.raises(QualityError, match=rf"loss nan at step \d+ .*not finite in {name}"):
+        _training(tmp_path, source=source).run()
+
+
+def test_the_best_epoch_is_what_is_finished_with_not_the_last(tmp_path: Path) -> None:
+    training = _training(tmp_path, epochs=3)
+    lengths = iter([1.2, 1.5, 1.1])
+    judge = training._validate
+
+    def validate() -> Any:
+        from dataclasses import replace
+
+        return replace(judge(), acceptance_length=next(lengths))
+
+    training._validate = validate
+    training.run()
+    best = training.finish()
+    assert (best.best, best.step) == (1.5, training.steps // 3 * 2)
+    assert best.validation[-1]["acceptance_length"] == 1.5
+
+
+def test_events_tell_steps_losses_and_the_held_out_judgement(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    training = _training(tmp_path, events)
+    training.run()
+    assert [event["event"] for event in events] == ["start", "epoch", "step", "epoch"]
+    assert events[2]["step"] == events[2]["steps"] == training.steps
+    assert len(events[1]["accuracy_by_position"]) == 3
+    assert events[3]["acceptance_length"] == 1 + sum(events[3]["acceptance_by_position"])
+
+
+def test_training_lowers_the_loss_and_learns_a_rule(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    _training(tmp_path, events, epochs=8).run()
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    first = next(event["loss"] for event in events if event["event"] == "epoch")
+    assert losses[-1] < 0.8 * first
+
+
+def test_the_rate_warms_up_linearly_and_falls_as_a_cosine_to_zero() -> None:
+    shares = [rate_share(step, 100, 0.1) for step in range(100)]
+    assert shares[:10] == pytest.approx([0.1 * k for k in range(1, 11)])
+    assert shares[55] == pytest.approx(0.5, abs=0.02)
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+    assert 0 < shares[-1] < 0.001
