@@ -1,6 +1,7 @@
 """The whole graph in Dagster on the stand-in of the server: everything but vLLM is the real thing."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,149 +13,97 @@ import dagster as dg
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples.shard_file import read_samples
-from tests.recipes import distinct_prompts, tiny_recipe, write_prompts
+from tests.corpus import TEXT
+from tests.recipes import tiny_recipe, write_prompts
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
+SHARDS = ["tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"]
 
 
-def _run(definitions: dg.Definitions, job: str, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    return definitions.resolve_job_def(job).execute_in_process(instance=instance)
-
-
-def _materialize(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, *names: str
-) -> dg.ExecuteInProcessResult:
-    """Make the named assets of the recipe `tiny`, over all shards."""
-    graph = definitions.resolve_asset_graph()
-    nodes = [graph.get(dg.AssetKey(["tiny", name])) for name in names]
-    keys = nodes[-1].partitions_def.get_partition_keys()
-    tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
-    resources = dict(definitions.resources or {})
-    return dg.materialize(
-        [node.assets_def for node in nodes], instance=instance, tags=tags, resources=resources
-    )
+def _run(definitions: dg.Definitions, instance: dg.DagsterInstance, *names: str) -> None:
+    """Run the pipeline of the recipe `tiny`, or only the named assets of it, over all shards."""
+    chosen = [dg.AssetKey(["tiny", name]) for name in names] or None
+    job = definitions.resolve_job_def("tiny_pipeline")
+    assert job.execute_in_process(instance=instance, asset_selection=chosen).success
 
 
 def _lineage(recipe: Path) -> Lineage:
     return Lineage(load_recipe(str(recipe), recipe.parent), Path(os.environ["EAGLE3_STORAGE"]))
 
 
-def _partitions(instance: dg.DagsterInstance, slug: str, name: str) -> set[str]:
-    return instance.get_materialized_partitions(dg.AssetKey([slug, name]))
+def _partitions(instance: dg.DagsterInstance, name: str, slug: str = "tiny") -> list[str]:
+    return sorted(instance.get_materialized_partitions(dg.AssetKey([slug, name])))
 
 
-def test_one_job_makes_the_whole_graph(load, instance, tmp_path, tiny_llama, requests_sent) -> None:
-    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    result = _run(load(recipe), "tiny_pipeline", instance)
-    assert result.success
-    expected = {f"tiny-p8-s{number:03d}" for number in range(3)}
-    assert _partitions(instance, "tiny", "synthetic_samples") == expected
-    assert _partitions(instance, "tiny", "hidden_state_shards") == expected
-    assert requests_sent(CHAT) >= 24
-    released = _lineage(recipe).released()
-    assert released is not None
-    assert (Path(released.facts["path"]) / "model.safetensors").is_file()
-    sent = requests_sent(CHAT)
-    assert _run(load(recipe), "tiny_pipeline", instance).success
-    assert requests_sent(CHAT) == sent  # everything was found done
-
-
-def test_raising_the_count_from_1000_to_2500_sends_exactly_1500(
+def test_a_pilot_reaches_a_draft_and_the_full_run_keeps_it_all(
     load, instance, tmp_path, tiny_llama, requests_sent
 ) -> None:
-    tmp_path.joinpath("many").mkdir()
-    write_prompts(tmp_path / "many" / "many.jsonl", distinct_prompts(2600, seed=3))
+    """Two of three shards first, then all, then all again; beside a second recipe in the same instance."""
+    other = tiny_recipe(tmp_path / "other", tiny_llama, fake=True, name="other")
+    pilot = tiny_recipe(tmp_path / "tiny", tiny_llama, fake=True, run={"shards": 2})
+    definitions = load(pilot, other)
+    _run(definitions, instance)
+    assert _partitions(instance, "synthetic_samples") == SHARDS[:2]
+    assert _partitions(instance, "hidden_state_shards") == SHARDS[:2]
+    lineage = _lineage(pilot)
+    released = lineage.released()
+    assert released is not None
+    assert (Path(released.facts["path"]) / "model.safetensors").is_file()
+    kept = [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
 
-    def sent_for(count: int) -> int:
-        before = requests_sent(CHAT)
-        sources = [{"path": "many.jsonl", "column": "prompt"}]
-        recipe = tiny_recipe(
-            tmp_path / "many",
-            tiny_llama,
-            fake=True,
-            prompts={"count": count, "per_shard": 500, "sources": sources},
-            generation={"in_flight": 64},
-        )
-        assert _materialize(load(recipe), instance, "target_model", "prompts", "synthetic_samples").success
-        return requests_sent(CHAT) - before
+    sent = requests_sent(CHAT)
+    whole = tiny_recipe(tmp_path / "tiny", tiny_llama, fake=True)
+    evaluated = 2 * (3 + 8)  # without the draft and with it, each after a warm-up of three
+    assert sent == 16 + evaluated
+    _run(load(whole, other), instance)
+    assert requests_sent(CHAT) == sent + 8 + evaluated
+    assert _partitions(instance, "hidden_state_shards") == SHARDS
+    lineage = _lineage(whole)
+    shards = lineage.recipe.shards
+    assert [lineage.synthetic_samples(shard).require().digest for shard in shards[:2]] == kept
 
-    assert sent_for(1000) == 1000
-    assert sent_for(2500) == 1500
-    assert len(_partitions(instance, "tiny", "synthetic_samples")) == 5
+    sent = requests_sent(CHAT)
+    _run(load(whole, other), instance)
+    assert requests_sent(CHAT) == sent  # all was found done
 
-
-def test_two_recipes_in_one_instance_share_no_event(load, instance, tmp_path, tiny_llama) -> None:
-    recipes = [tiny_recipe(tmp_path / name, tiny_llama, fake=True, name=name) for name in ("tiny", "other")]
-    definitions = load(*recipes)
-    assert _run(definitions, "tiny_pipeline", instance).success
-    for name in ("synthetic_samples", "hidden_state_shards"):
-        assert _partitions(instance, "other", name) == set()
     graph = definitions.resolve_asset_graph()
     events = {key: instance.get_latest_materialization_event(key) for key in graph.get_all_asset_keys()}
     assert {key.path[0] for key, event in events.items() if event} == {"tiny"}
 
 
-def test_a_pilot_takes_two_shards_to_a_draft_and_its_samples_are_kept(
+def test_raising_the_count_from_1000_to_2500_sends_exactly_1500(
     load, instance, tmp_path, tiny_llama, requests_sent
 ) -> None:
-    pilot = tiny_recipe(tmp_path, tiny_llama, fake=True, run={"shards": 2})
-    assert _run(load(pilot), "tiny_pipeline", instance).success
-    assert _partitions(instance, "tiny", "synthetic_samples") == {"tiny-p8-s000", "tiny-p8-s001"}
-    lineage = _lineage(pilot)
-    assert lineage.released() is not None
-    kept = [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
+    chance, words = random.Random(3), TEXT.split()
+    write_prompts(tmp_path / "many.jsonl", [" ".join(chance.sample(words, 12)) for _ in range(2600)])
 
-    whole = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    assert _run(load(whole), "tiny_pipeline", instance).success
-    lineage = _lineage(whole)
-    shards = lineage.recipe.shards
-    assert len(shards) == 3
-    assert [lineage.synthetic_samples(shard).require().digest for shard in shards[:2]] == kept
+    def sent_for(count: int) -> int:
+        before = requests_sent(CHAT)
+        sources = [{"path": str(tmp_path / "many.jsonl"), "column": "prompt"}]
+        recipe = tiny_recipe(
+            tmp_path / "recipe",
+            tiny_llama,
+            fake=True,
+            prompts={"count": count, "per_shard": 500, "sources": sources},
+            generation={"in_flight": 64},
+        )
+        _run(load(recipe), instance, "target_model", "prompts", "synthetic_samples")
+        return requests_sent(CHAT) - before
 
-
-def test_a_server_that_dies_while_loading_fails_the_step_with_its_log(
-    tmp_path, tiny_llama, monkeypatch, eagle3
-) -> None:
-    monkeypatch.setenv("FAKE_CRASH_LOG", "RuntimeError: no room for the KV cache")
-    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    done = eagle3("run", "--recipe", str(recipe))
-    assert done.returncode == 1
-    assert "no room for the KV cache" in done.stdout
-    assert "The same command goes on from there." in done.stdout
+    assert sent_for(1000) == 1000
+    assert sent_for(2500) == 1500
+    assert len(_partitions(instance, "synthetic_samples")) == 5
 
 
-def test_the_command_makes_a_draft_and_ends_with_the_table(tmp_path, tiny_llama, eagle3) -> None:
-    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    done = eagle3("run", "--recipe", str(recipe))
-    assert done.returncode == 0, done.stdout + done.stderr
-    for row in (
-        "samples",
-        "truncated",
-        "hidden states",
-        "acceptance length",
-        "by position",
-        "tokens per second",
-    ):
-        assert f"  {row} " in done.stdout
-    assert "make ui" in done.stdout
-
-
-def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing(
+def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing_and_ends_with_the_table(
     tmp_path, tiny_llama, eagle3, monkeypatch, requests_sent
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    home = tmp_path / "dagster_home"
-    environment = {
-        **os.environ,
-        "DAGSTER_HOME": str(home),
-        "FAKE_SECONDS_PER_TOKEN": "0.02",
-    }
-    argv = [sys.executable, "-m", "eagle3_pipeline.cli", "run", "--recipe", str(recipe)]
     process = subprocess.Popen(
-        argv,
+        [sys.executable, "-m", "eagle3_pipeline.cli", "run", "--recipe", str(recipe)],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster_home"), "FAKE_SECONDS_PER_TOKEN": "0.02"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -165,12 +114,38 @@ def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing(
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
     done = eagle3("run", "--recipe", str(recipe))
     assert done.returncode == 0, done.stdout + done.stderr
-    samples = [
-        sample
-        for shard in _lineage(recipe).recipe.shards
-        for sample in read_samples(_lineage(recipe).synthetic_samples(shard).folder / "samples.parquet")
+    lineage = _lineage(recipe)
+    ids = [
+        sample.sample_id
+        for shard in lineage.recipe.shards
+        for sample in read_samples(lineage.synthetic_samples(shard).folder / "samples.parquet")
     ]
-    assert len({sample.sample_id for sample in samples}) == len(samples) == 24
-    assert requests_sent(CHAT) < 24 + 24
+    assert len(set(ids)) == len(ids) == 24
+    rows = ("samples", "truncated", "hidden states", "acceptance length", "by position", "tokens per second")
+    for row in rows:
+        assert f"  {row} " in done.stdout
+    assert "make ui" in done.stdout
+    assert "no server of ours runs" in eagle3("server", "status").stdout
+
+
+def test_a_server_that_cannot_load_fails_the_run_at_once_with_its_log_and_the_cause(
+    tmp_path, tiny_llama, eagle3, monkeypatch
+) -> None:
+    monkeypatch.setenv("FAKE_CRASH_LOG", "ValueError: No available memory for the cache blocks.")
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
+    done = eagle3("run", "--recipe", str(recipe))
+    assert done.returncode == 1
+    assert "ValueError: No available memory for the cache blocks." in done.stdout
+    assert "too little memory for the KV cache" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "The same command goes on from there." in done.stdout
+
+
+def test_an_unknown_key_of_a_recipe_is_refused_with_the_valid_ones(tmp_path, tiny_llama, eagle3) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, generation={"temprature": 1.0})
+    done = eagle3("run", "--recipe", str(recipe))
+    assert done.returncode == 2
+    assert "generation.temprature: unknown key. Did you mean temperature?" in done.stderr
