@@ -39,10 +39,8 @@ class AcceptanceCounts:
         if self.drafts <= 0:
             raise QualityError(
                 f"the server counted {self.drafts} drafts in this phase, so there is no acceptance to report "
-                "(it would "
-                "not be 1.0). Does the server's log show the speculative config, and were there replies of "
-                "more "
-                "than one token?"
+                "(it would not be 1.0). Does the server's log show the speculative config, and were there "
+                "replies of more than one token?"
             )
         positions = self.accepted_per_position
         problems = []
@@ -59,10 +57,8 @@ class AcceptanceCounts:
         if problems:
             raise QualityError(
                 f"the server's counters contradict each other ({self.drafts} drafts, {self.draft_tokens} "
-                "draft tokens, "
-                f"{self.accepted_tokens} accepted): {'; '.join(problems)}. Either an engine is missing from "
-                "the sum or "
-                "the server was restarted during the measurement: measure again."
+                f"draft tokens, {self.accepted_tokens} accepted): {'; '.join(problems)}. Either an engine is "
+                "missing from the sum or the server was restarted during the measurement: measure again."
             )
 
     @classmethod

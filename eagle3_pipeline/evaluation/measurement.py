@@ -199,9 +199,8 @@ class _Run:
             self._server.check_alive()
             raise ServerError(
                 f"the evaluation server at {self._server.base_url} gave no reply to prompt "
-                f"{prompt.prompt_id} of "
-                f"{self._name} ({type(error).__name__}: {error}), but its process lives. See its log "
-                f"{self._server.log}."
+                f"{prompt.prompt_id} of {self._name} ({type(error).__name__}: {error}), but its process "
+                f"lives. See its log {self._server.log}."
             ) from error
         seconds = time.monotonic() - started
         if response.status_code == httpx.codes.BAD_REQUEST:
@@ -211,8 +210,7 @@ class _Run:
             self._server.check_alive()
             raise ServerError(
                 f"HTTP {response.status_code} for prompt {prompt.prompt_id} of {self._name}: "
-                f"{response.text[:300]}. "
-                f"See the server's log {self._server.log}."
+                f"{response.text[:300]}. See the server's log {self._server.log}."
             )
         return Reply(_token_ids(response), seconds)
 
@@ -241,8 +239,7 @@ def _token_ids(response: httpx.Response) -> tuple[int, ...]:
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ServerError(
             f"a reply without choices[0].token_ids ({response.text[:200]}): the server does not know "
-            "return_token_ids. "
-            "vLLM 0.32 does; check server.evaluation.python in the recipe."
+            "return_token_ids. vLLM 0.32 does; check server.evaluation.python in the recipe."
         ) from error
 
 
@@ -275,8 +272,8 @@ def _metrics_at_rest(server: "RunningServer", generated: int) -> "ServerMetrics"
         return now
     raise Busy(
         f"the server at {server.base_url} still works {_REST_LIMIT_S:.0f} s after our last reply "
-        f"({now.running} "
-        f"running, {now.waiting} waiting): somebody else uses it. Measure again when it is free."
+        f"({now.running} running, {now.waiting} waiting): somebody else uses it. Measure again when it is "
+        "free."
     )
 
 
@@ -294,12 +291,10 @@ def _check_alone(name: str, ours: int, counted: int) -> None:
     if counted == 0:
         raise QualityError(
             f"{name}: {ours} tokens came back, but the server's counters did not move. Are /metrics and the "
-            "API of the "
-            "same server, and is --disable-log-stats off?"
+            "API of the same server, and is --disable-log-stats off?"
         )
     if abs(counted - ours) > _FOREIGN_SHARE * ours:
         raise Busy(
             f"{name}: the server counted {counted} generated tokens, our replies have {ours}: somebody else "
-            "used it "
-            "during the measurement. Measure again when it is free."
+            "used it during the measurement. Measure again when it is free."
         )

@@ -40,8 +40,8 @@ def _compare(
     if any(one.refused != other.refused for one, other in zip(without, with_draft, strict=True)):
         raise QualityError(
             f"{name}: the server with the draft refused other prompts than the one without, so their speeds "
-            "are not "
-            "comparable. Set server.evaluation.max_model_len lower, or leave long prompts out of the set."
+            "are not comparable. Set server.evaluation.max_model_len lower, or leave long prompts out of the "
+            "set."
         )
     counts = AcceptanceCounts.sum(one.acceptance for one in with_draft if one.acceptance is not None)
     fast, slow = _speed(with_draft), _speed(without)
@@ -87,8 +87,7 @@ def verdict(report: dict[str, Any]) -> str:
     speedup, length = report["speedup"], report["acceptance_length"]
     speeds = (
         f"{report['tokens_per_second_with']:.1f} tokens/s with it, {report['tokens_per_second_without']:.1f} "
-        "without "
-        f"({speedup:.2f} x)"
+        f"without ({speedup:.2f} x)"
     )
     gained = f"acceptance length {length:.2f} of at most {1 + report['speculative_tokens']}"
     if abs(speedup - 1) <= _NOISE:
@@ -97,10 +96,9 @@ def verdict(report: dict[str, Any]) -> str:
         return f"The draft makes serving faster on this machine: {speeds}; {gained}."
     return (
         f"The draft makes serving SLOWER on this machine: {speeds}; {gained}. Each step costs the draft's "
-        "own passes and "
-        f"the check of {1 + report['speculative_tokens']} tokens instead of one; that is cheap only where "
-        "reading the "
-        "target's weights is what a step waits for (a GPU, a large target, few requests in flight)."
+        f"own passes and the check of {1 + report['speculative_tokens']} tokens instead of one; that is "
+        "cheap only where reading the target's weights is what a step waits for (a GPU, a large target, "
+        "few requests in flight)."
     )
 
 

@@ -26,6 +26,8 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 _MINIMA = 128
 _HIGHEST_MISS = 1e-3
+
+
 @cache
 def _random_hashes() -> "tuple[numpy.ndarray, numpy.ndarray]":
     """Factors (odd) and summands of 128 hash functions, each [128, 1]; always the same ones."""

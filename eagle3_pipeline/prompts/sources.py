@@ -66,8 +66,8 @@ def stream_dataset(source: PromptSource, revision: str, seed: int) -> Iterator[R
 def _unreadable(source: PromptSource, error: Exception) -> BadInput:
     return BadInput(
         f"dataset {source.dataset}, revision {source.revision}, split {source.split} cannot be read: "
-        f"{type(error).__name__}: {error}. "
-        "Check the names, the network and HF_TOKEN, or download it and give its path."
+        f"{type(error).__name__}: {error}. Check the names, the network and HF_TOKEN, or download it and "
+        "give its path."
     )
 
 

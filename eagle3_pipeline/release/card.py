@@ -38,10 +38,8 @@ def model_card(lineage: Lineage, name: str, provenance: dict[str, Any]) -> str:
     parts = [
         _front_matter(recipe),
         f"# {name}\n\nAn EAGLE-3 draft model: it lets vLLM answer with **{target}** in fewer steps, by "
-        "proposing "
-        f"{recipe.evaluation.speculative_tokens} tokens that the target then checks at once. The target "
-        "decides on every "
-        "token; without it this draft is of no use.",
+        f"proposing {recipe.evaluation.speculative_tokens} tokens that the target then checks at once. The "
+        "target decides on every token; without it this draft is of no use.",
         _serving(recipe, name),
         f"## Measured\n\n{report_markdown_table(report)}\n{verdict(report)}\n\n{_conditions(report)}",
         f"## Trained on\n\n{_training(lineage)}",
@@ -64,17 +62,15 @@ def _front_matter(recipe: Recipe) -> str:
 
 def _serving(recipe: Recipe, name: str) -> str:
     text = (
-        f"## Serving\n\nFrom the folder that holds this one as "
-        f"`{name}`:\n\n```bash\n{serve_line(recipe, f'./{name}')}\n```\n\n"
-        "With the CPU wheel of vLLM, write `python -m vllm.entrypoints.openai.api_server --model` for `vllm "
-        "serve`. "
-        "`sha256sum -c SHA256SUMS` checks the files."
+        f"## Serving\n\nFrom the folder that holds this one as `{name}`:\n\n"
+        f"```bash\n{serve_line(recipe, f'./{name}')}\n```\n\n"
+        "With the CPU wheel of vLLM, write `python -m vllm.entrypoints.openai.api_server --model` for "
+        "`vllm serve`. `sha256sum -c SHA256SUMS` checks the files."
     )
     if recipe.target.package is not None:
         text += (
             f"\n\nThe target was taken from the GGUF file in the package `{recipe.target.package}`, expanded "
-            "to "
-            "bfloat16. Its weights were rounded by quantization, so acceptance with the original weights "
+            "to bfloat16. Its weights were rounded by quantization, so acceptance with the original weights "
             "differs a little."
         )
     return text
@@ -84,13 +80,11 @@ def _conditions(report: dict[str, Any]) -> str:
     simulated = report.get("simulated_acceptance_length")
     text = (
         "`length` is the acceptance length, 1 + accepted tokens per draft, from the server's own counters "
-        "over "
-        f"{report['drafts']} drafts; `pos k` is the share of drafts whose k-th token was accepted; `same` is "
-        "the share of "
-        f"replies with identical tokens with and without the draft. Temperature {report['temperature']:g}, "
-        f"{report['in_flight']} requests in flight, at most {report['max_completion_tokens']} tokens a "
-        "reply, held-out "
-        "prompts. Speed is of the machine it was measured on."
+        f"over {report['drafts']} drafts; `pos k` is the share of drafts whose k-th token was accepted; "
+        "`same` is the share of replies with identical tokens with and without the draft. "
+        f"Temperature {report['temperature']:g}, {report['in_flight']} requests in flight, at most "
+        f"{report['max_completion_tokens']} tokens a reply, held-out prompts. Speed is of the machine it was "
+        "measured on."
     )
     return (
         text
@@ -112,8 +106,8 @@ def _training(lineage: Lineage) -> str:
     lines = [
         f"- prompts from {', '.join(_source_name(source) for source in recipe.prompts.sources)}",
         f"- {total('samples')} replies by the target itself ({total('good')} good, {total('truncated')} "
-        "truncated), "
-        f"{total('completion_tokens')} completion tokens, temperature {recipe.generation.temperature:g}",
+        f"truncated), {total('completion_tokens')} completion tokens, "
+        f"temperature {recipe.generation.temperature:g}",
         f"- hidden states of layers {', '.join(map(str, recipe.extraction.layers[:-1]))} (id k is what "
         "enters layer k)",
         f"- {draft.get('steps', '?')} steps, {recipe.training.epochs} epochs, learning rate "
@@ -142,6 +136,5 @@ def _made_by(provenance: dict[str, Any]) -> str:
     table = "\n".join(["| thing | made from | content |", "| --- | --- | --- |", *rows])
     return (
         f"eagle3-pipeline at commit `{provenance['commit']}`, recipe `{provenance['recipe']['name']}`; "
-        f"{versions}. "
-        f"All settings are in `provenance.json`.\n\n{table}"
+        f"{versions}. All settings are in `provenance.json`.\n\n{table}"
     )

@@ -95,8 +95,8 @@ def _verified_files(lineage: Lineage) -> list[FileEntry]:
     if unlisted:
         raise DamagedFile(
             f"{checkpoint.folder / _DRAFT} has files that training did not make: "
-            f"{', '.join(sorted(unlisted))}. "
-            "vLLM would read them, a release would not have them: move them away."
+            f"{', '.join(sorted(unlisted))}. vLLM would read them, a release would not have them: move them "
+            "away."
         )
     verify_draft(checkpoint.folder / "draft", Expected.of(lineage))
     return entries
@@ -114,8 +114,7 @@ def _take(source: Path, target: Path, entry: FileEntry) -> Path:
     if (found := sha256_of_file(target)) != entry.sha256:
         raise DamagedFile(
             f"{target} has checksum {found[:12]}, {source} had {entry.sha256[:12]} when it was made. Check "
-            "the disk, then "
-            "materialise released_draft again."
+            "the disk, then materialise released_draft again."
         )
     return target
 

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 _NORM_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _MODEL_TYPES = ("llama", "qwen3")  # the decoder layers that vLLM 0.32 takes for a speculators EAGLE-3 draft
-_DEFAULT_AUX = (
-    3  # what vLLM 0.32 builds fc for, unless transformer_layer_config.num_aux_hidden_states says otherwise
-)
+# What vLLM 0.32 builds fc for, unless transformer_layer_config.num_aux_hidden_states says otherwise.
+_DEFAULT_AUX = 3
 _CHUNK_VALUES = 1 << 24
 
 
@@ -202,8 +201,7 @@ def _mapping_problems(mapping: "dict[str, torch.Tensor]", expected: Expected) ->
         if expected.draft_tokens != expected.vocab_size:
             yield (
                 f"{' and '.join(missing)} missing, although the draft has {expected.draft_tokens} of the "
-                "target's "
-                f"{expected.vocab_size} tokens"
+                f"target's {expected.vocab_size} tokens"
             )
         return
     if len(mapping["d2t"]) != expected.draft_tokens:
