@@ -5,7 +5,8 @@ from typing import Any
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import RETRIES, failures, outcome
+from assets.outcome import outcome
+from assets.step import RETRIES, step
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.plots import bars, markdown_image
@@ -23,7 +24,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         The same server is measured without the draft and with it.
         """
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             manifest = evaluate_draft(lineage, lambda draft: servers.evaluation(lineage, draft))
             return outcome(lineage.acceptance_report(), manifest, **_pictures(manifest))
 

@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import failures, outcome
+from assets.outcome import outcome
+from assets.step import step
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.target import make_base_draft
 from resources import Storage
@@ -16,7 +17,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     def base_draft(storage: Storage) -> dg.MaterializeResult:
         """The pretrained draft that training starts from, fetched while samples are being made."""
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             return outcome(lineage.base_draft(), make_base_draft(lineage))
 
     return base_draft

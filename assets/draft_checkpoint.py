@@ -5,7 +5,8 @@ from typing import Any
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import RETRIES, failures, outcome
+from assets.outcome import outcome
+from assets.step import RETRIES, step
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.plots import lines, markdown_image
 from eagle3_pipeline.recipe import Recipe
@@ -25,7 +26,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         acceptance length that it would have in serving, on samples that were never trained on.
         """
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             manifest = train_draft(lineage, gpus.training(recipe))
             return outcome(lineage.draft_checkpoint(), manifest, **_pictures(manifest))
 

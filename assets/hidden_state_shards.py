@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity, shard_partitions, shards_of
-from assets.outcome import RETRIES, announce, failures, range_outcome
+from assets.outcome import announce, range_outcome
+from assets.step import RETRIES, step
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage, VllmServers
@@ -27,7 +28,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         on_shard = announce(context, recipe, lineage.hidden_state_shards)
-        with failures():
+        with step():
             shards = shards_of(context, recipe)
             return range_outcome(extract_shards(lineage, shards, servers.extraction(lineage), on_shard))
 

@@ -1,30 +1,15 @@
 """From a manifest to what Dagster shows: metadata, data version, the event of each finished shard."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from assets.identity import asset_key, partition_key
-from eagle3_pipeline.errors import Eagle3Error
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
-
-# A dead server or a busy partition deserves another attempt; failures() forbids it for all else.
-RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
-
-
-@contextmanager
-def failures() -> Iterator[None]:
-    """Turn an error of ours into a failure of the step: its own message, retried only if that can help."""
-    try:
-        yield
-    except Eagle3Error as error:
-        kind = type(error).__name__
-        raise dg.Failure(f"{kind}: {error}", allow_retries=error.retryable) from error
 
 
 def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import failures, outcome
+from assets.outcome import outcome
+from assets.step import step
 from eagle3_pipeline.prompts.selection import make_prompts
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage
@@ -19,7 +20,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         A smaller count is a prefix of a larger one. Every rejected row is listed with its reason.
         """
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             return outcome(lineage.prompts(), make_prompts(lineage))
 
     return prompts

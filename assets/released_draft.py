@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import failures, outcome
+from assets.outcome import outcome
+from assets.step import step
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.release.release import release_draft
 from resources import Storage
@@ -17,7 +18,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     def released_draft(storage: Storage) -> dg.MaterializeResult:
         """The draft, verified, with model card, provenance and checksums, if its report passes the gate."""
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             return outcome(lineage.released_draft(), release_draft(lineage))
 
     return released_draft

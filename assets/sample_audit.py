@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import failures, metadata
+from assets.outcome import metadata
+from assets.step import step
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.samples.audit import audit_samples
 from resources import Storage, VllmServers
@@ -23,7 +24,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         again does not turn all states stale.
         """
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             manifest = audit_samples(lineage)
             if recipe.partitions.overlap("generation", "extraction"):
                 for name in servers.release(lineage, "generation"):

@@ -5,7 +5,8 @@ from typing import Any
 import dagster as dg
 
 from assets.identity import identity, shard_partitions, shards_of
-from assets.outcome import RETRIES, announce, failures, range_outcome
+from assets.outcome import announce, range_outcome
+from assets.step import RETRIES, step
 from eagle3_pipeline.generation.collection import collect_samples
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.plots import histogram, markdown_image
@@ -31,7 +32,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         on_shard = announce(context, recipe, lineage.synthetic_samples, _pictures)
-        with failures():
+        with step():
             shards = shards_of(context, recipe)
             return range_outcome(collect_samples(lineage, shards, servers.generation(lineage), on_shard))
 

@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import failures, outcome
+from assets.outcome import outcome
+from assets.step import step
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.room import require_room
 from eagle3_pipeline.target import make_target
@@ -20,7 +21,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         Its content fingerprint goes into everything made from it: another model makes all of it anew.
         """
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             manifest = make_target(lineage)
             if lineage.released() is None:
                 require_room(lineage, manifest.facts)

@@ -3,7 +3,8 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import failures, outcome
+from assets.outcome import outcome
+from assets.step import step
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.vocabulary.mapping import make_vocabulary
 from resources import Storage
@@ -20,7 +21,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         A base draft keeps its own map: its head's rows mean those tokens.
         """
         lineage = storage.lineage(recipe)
-        with failures():
+        with step():
             return outcome(lineage.vocabulary_map(), make_vocabulary(lineage))
 
     return vocabulary_map

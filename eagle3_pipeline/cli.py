@@ -1,6 +1,7 @@
 """The command `eagle3`: run a recipe to the end, see where it stands, look after servers and shards."""
 
 import argparse
+import ctypes
 import logging
 import os
 import signal
@@ -14,6 +15,8 @@ from eagle3_pipeline.errors import Eagle3Error, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.recipe.file import DEFAULT_RECIPE, RECIPES_VARIABLE
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -67,11 +70,13 @@ def _run(options: argparse.Namespace) -> int:
     lineage = _lineage(options.recipe)
     if not (CHECKOUT / "definitions.py").is_file():
         raise RecipeError(f"no definitions.py in {CHECKOUT}: eagle3 run works from a checkout of the project")
-    home = Path(os.environ.get("DAGSTER_HOME", CHECKOUT / ".dagster"))
-    home.mkdir(exist_ok=True)
+    home = Path(os.environ.get("DAGSTER_HOME", CHECKOUT / ".dagster")).absolute()
+    home.mkdir(parents=True, exist_ok=True)
     settings = home / "dagster.yaml"
+    if settings.is_symlink():
+        settings.unlink()  # it may point to where the checkout lay before
     if not settings.exists():
-        settings.symlink_to(CHECKOUT / "dagster.yaml")
+        settings.symlink_to(os.path.relpath(CHECKOUT / "dagster.yaml", home))
     name = options.recipe
     environment = {
         **os.environ,
@@ -84,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
     minutes = (time.monotonic() - began) / 60
     if status == 0:
         print(f"\n{lineage.recipe.name} is done ({minutes:.1f} minutes):\n\n{summary(lineage)}\n")
-        print(f"  To see the graph, the plots and the lineage: make ui (EAGLE3_RECIPES={name})")
+        print(f"  To see the graph, the plots and the lineage: EAGLE3_RECIPES={name} make ui")
         return 0
     print(f"\n{lineage.recipe.name} is not finished ({minutes:.1f} minutes); what is complete is kept.")
     print("The same command goes on from there.")
@@ -99,13 +104,20 @@ def _execute(job: str, environment: dict[str, str]) -> int:
     python = [sys.executable, "-W", "ignore"]
     argv = [*python, "-m", "dagster", "job", "execute", "-f", "definitions.py", "-j", job]
     argv += ["-c", "resources/console.yaml"]
-    process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment)
+    process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, preexec_fn=_end_with_this_process)
+    interrupted = False
     while True:
         try:
             status = process.wait()
-            return 130 if status == -signal.SIGINT else status
+            return 130 if interrupted else status
         except KeyboardInterrupt:
+            interrupted = True
             print("\nstopping; what is complete is kept", file=sys.stderr)
+
+
+def _end_with_this_process() -> None:
+    """In the child: the kernel interrupts it when this command is killed; else it would work on unseen."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _status(options: argparse.Namespace) -> int:

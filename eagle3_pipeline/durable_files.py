@@ -13,6 +13,7 @@ A last line that is complete but lacks its newline is kept. Damage before the la
 repaired: it raises DamagedFile, because it is not what a kill leaves behind.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,6 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +90,17 @@ def require_free_bytes(folder: Path, wanted: int, purpose: str) -> None:
         )
 
 
+@contextmanager
+def full_disk_named(folder: Path, way_out: str) -> Iterator[None]:
+    """Turn the operating system's "no space left" into NotEnoughRoom with a way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NotEnoughRoom(f"the disk of {folder} is full ({error}). {way_out}") from error
+
+
 class Journal:
     """Append-only JSON lines of one writer, resumable after a kill at any byte.
 
@@ -136,8 +149,10 @@ class Journal:
 
     def close(self) -> None:
         """Close the file and free the lock."""
-        self._file.close()
-        self._lock.close()
+        try:
+            self._file.close()
+        finally:
+            self._lock.close()  # also where a full disk refuses the last bytes
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@
     └── ServerError            anything about the life of a vLLM server
         ├── ServerRefused      it cannot start like this (flags, port, model): do not retry
         ├── ServerDied         the process ended while it was loading or working
+        ├── ServerStalled      alive, but requests get no reply within their time limit
         └── ServerNotReady     alive, but not ready within its time limit
 
 A message says what was found, what was expected and what to do. `retryable` is what an
@@ -64,6 +65,12 @@ class ServerRefused(ServerError):
 
 class ServerDied(ServerError):
     """The server's process ended; the message carries the last lines of its log."""
+
+    retryable = True
+
+
+class ServerStalled(ServerError):
+    """The server's process lives, but requests got no reply within their time limit."""
 
     retryable = True
 

@@ -5,6 +5,10 @@ import sys
 
 import dagster as dg
 
+from eagle3_pipeline import errors
+
+_OUR_ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type)}
+
 
 class _NewsFormatter(logging.Formatter):
     """`12:03:55 prompts   400 of 400`; a failure comes with its own words, a bug with its trace."""
@@ -19,11 +23,20 @@ class _NewsFormatter(logging.Formatter):
 
 
 def _reason(event: dg.DagsterEvent | None) -> str:
-    if event is None or not event.is_step_failure:
+    if event is None:
+        return ""
+    if event.is_step_up_for_retry:
+        error = event.step_retry_data.error
+        while error is not None and error.cause is not None:
+            error = error.cause
+        return f"\n\n{error.message.strip()}\n" if error is not None else ""
+    if not event.is_step_failure:
         return ""
     data = event.step_failure_data
-    if data.user_failure_data is not None and data.user_failure_data.description:
-        return f"\n\n{data.user_failure_data.description}\n"
+    words = data.user_failure_data.description if data.user_failure_data else None
+    if words and data.error is not None and data.error.cause is not None:
+        is_ours = data.error.cause.cls_name in _OUR_ERRORS
+        return f"\n\n{words}\n" if is_ours else f"\n\n{data.error.cause.to_string()}\n"
     return f"\n\n{data.error.to_string()}\n" if data.error else ""
 
 

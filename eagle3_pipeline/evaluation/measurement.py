@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from eagle3_pipeline.background import run_in_background
 from eagle3_pipeline.errors import BadInput, Busy, QualityError, ServerError
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.prompts.prompt import Prompt
@@ -107,10 +108,10 @@ def measure(
     run = _Run(server, settings, request_timeout_s, name)
     cold = _metrics_at_rest(server, 0)
     warm_up_tokens = min(_WARM_UP_TOKENS, settings.max_completion_tokens)
-    warm_up = asyncio.run(run.answer(prompts[:_WARM_UP_REQUESTS], warm_up_tokens))
+    warm_up = run_in_background(lambda: run.answer(prompts[:_WARM_UP_REQUESTS], warm_up_tokens))
     before = _metrics_at_rest(server, cold.generation_tokens + _tokens(warm_up))
     started = time.monotonic()
-    replies = asyncio.run(run.answer(prompts, settings.max_completion_tokens))
+    replies = run_in_background(lambda: run.answer(prompts, settings.max_completion_tokens))
     wall_seconds = time.monotonic() - started
     output_tokens = _tokens(replies)
     counted = _metrics_at_rest(server, before.generation_tokens + output_tokens) - before

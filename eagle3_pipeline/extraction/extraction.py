@@ -5,16 +5,15 @@
 The server is opened once for all missing shards. Nothing heavy is imported until there is work.
 """
 
-import asyncio
-import errno
 import logging
+import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle3_pipeline.durable_files import require_free_bytes
-from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.background import Background
+from eagle3_pipeline.durable_files import full_disk_named, require_free_bytes
 from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.extraction.staging import staging_folder
 from eagle3_pipeline.lineage import Lineage
@@ -92,16 +91,16 @@ def _extract(
     staged = window * longest_sample(lineage) * layout.bytes_per_token
     part = int(settings.part_gib * 2**30)
     require_free_bytes(lineage.folder, staged + part, "the staging of hidden states and one part of a shard")
-    try:
-        with staging_folder(lineage.staging) as staging, server as running:
-            _stream(lineage, missing, layout, staging, running, finished)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise NotEnoughRoom(
-            f"the disk of {lineage.folder} is full ({error}). Finished shards and parts stand. Free some "
-            "space or point EAGLE3_STORAGE to a larger disk, then materialise hidden_state_shards again."
-        ) from error
+    way_out = (
+        "Finished shards and parts stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
+        "materialise hidden_state_shards again."
+    )
+    with (
+        full_disk_named(lineage.folder, way_out),
+        staging_folder(lineage.staging) as staging,
+        server as running,
+    ):
+        _stream(lineage, missing, layout, staging, running, finished)
 
 
 def _layout(lineage: Lineage) -> ShardLayout:
@@ -144,6 +143,11 @@ def _stream(
         progress = Progress(sum(int(source.require().facts["samples"]) for source in sources.values()))
         in_flight = recipe.extraction.in_flight
         async with Capture(server.base_url, server.model, staging, in_flight, server.check_alive) as capture:
-            await stream(works(), capture, layout, 2 * in_flight, progress, finished)
+            await stream(works(), capture, layout, 2 * in_flight, progress, news.put)
 
-    asyncio.run(run())
+    # Finished shards, and None at the end: they are announced in the caller's thread.
+    news: queue.SimpleQueue[Manifest | None] = queue.SimpleQueue()
+    with Background(run, on_end=lambda: news.put(None)) as background:
+        while (manifest := news.get()) is not None:
+            finished(manifest)
+        background.result()

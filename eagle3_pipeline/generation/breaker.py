@@ -5,7 +5,7 @@ Without it, each of 25,000 prompts would be tried and given up in seconds after 
 
 from collections.abc import Callable
 
-from eagle3_pipeline.errors import ServerNotReady
+from eagle3_pipeline.errors import ServerStalled
 
 # One lost connection may be an idle one that the server closed just then; two are looked into.
 _TROUBLES_TO_CHECK = 2
@@ -32,11 +32,11 @@ class Breaker:
             self._check_alive()
 
     def gave_up(self, reason: str) -> None:
-        """A request failed for good; raises ServerDied, or ServerNotReady after several in a row."""
+        """A request failed for good; raises ServerDied, or ServerStalled after several in a row."""
         self._check_alive()
         self._given_up += 1
         if self._given_up >= _MOST_GIVEN_UP:
-            raise ServerNotReady(
+            raise ServerStalled(
                 f"{self._given_up} requests in a row got no reply (the last: {reason}), though the server's "
                 "process lives. What was answered is recorded; the rest stays to be done. Read the server's "
                 "log; if replies only take long, raise generation.request_timeout_s or lower "

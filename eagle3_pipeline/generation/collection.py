@@ -14,8 +14,9 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from eagle3_pipeline.background import Background
+from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import RecipeError
-from eagle3_pipeline.generation.background import Background
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.job import Job
@@ -91,7 +92,11 @@ def collect_samples(
             _logger.info(
                 f"{missing} replies in {len(works)} shards are missing; opening the generation server"
             )
-            with server as running:
+            way_out = (
+                "Recorded replies stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
+                "materialise synthetic_samples again."
+            )
+            with full_disk_named(lineage.folder, way_out), server as running:
                 ask_all(lineage, works, running, finished)
     return [made[shard] for shard in shards]
 

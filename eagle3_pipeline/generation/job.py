@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from eagle3_pipeline.errors import ServerNotReady
+from eagle3_pipeline.errors import ServerStalled
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.conversation import Conversation
@@ -91,7 +91,7 @@ class Job:
         await asking
         if self._given_up:
             name, reason = next(iter(self._given_up.items()))
-            raise ServerNotReady(
+            raise ServerStalled(
                 f"{len(self._given_up)} requests got no reply (first {name}: {reason}); all others are "
                 "recorded. Start again to send just these. If they only take long, raise "
                 "generation.request_timeout_s or lower generation.in_flight."

@@ -53,16 +53,20 @@ def train_draft(lineage: Lineage, lease: AbstractContextManager[None]) -> Manife
     number), NotEnoughRoom, and Eagle3Error with the end of the log where the process died otherwise.
     """
     place = lineage.draft_checkpoint()
+    checkpoints = place.folder / "checkpoints"
     if (found := place.manifest()) is not None:
+        shutil.rmtree(checkpoints, ignore_errors=True)  # a kill came between the manifest and this
         return found
     plan = make_plan(lineage)
     place.folder.mkdir(parents=True, exist_ok=True)
     with lease:
+        if (found := place.manifest()) is not None:  # another run made it while this one waited
+            return found
         facts = run_process(plan)
     facts["loss_curve"] = loss_curve(place.folder / METRICS_NAME)
     files = [*sorted((place.folder / "draft").iterdir()), place.folder / METRICS_NAME]
     manifest = place.finish(files, facts)
-    shutil.rmtree(place.folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(checkpoints, ignore_errors=True)
     return manifest
 
 
@@ -168,7 +172,9 @@ def _environment(devices: tuple[str, ...]) -> dict[str, str]:
     root = str(Path(__file__).parents[2])  # the package, wherever the caller's working directory is
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(devices))} if devices else {}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false", **visible}
+    # Threads that spin while they wait for each other cost a factor of ten as soon as anything else runs.
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), **visible}
 
 
 def _record(path: Path, event: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline.durable_files import read_journal
-from eagle3_pipeline.errors import DamagedFile, QualityError, ServerDied, ServerNotReady
+from eagle3_pipeline.errors import DamagedFile, QualityError, ServerDied, ServerStalled
 from eagle3_pipeline.generation.reply import Unanswered
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples import Sample, read_samples
@@ -169,7 +169,7 @@ def test_a_request_that_is_given_up_stays_to_be_done_and_the_others_are_made(tmp
             raise Unanswered("timeout", "no reply in 30 s", again=False)
 
     lineage = make_lineage(tmp_path, [1] * 4, 2)
-    with pytest.raises(ServerNotReady, match=r"1 requests got no reply \(first p1-t0: timeout"):
+    with pytest.raises(ServerStalled, match=r"1 requests got no reply \(first p1-t0: timeout"):
         run_job(lineage, Answers(before=before))
     assert on_disk(lineage) == {"p0-t0", "p2-t0", "p3-t0"}
     assert lineage.synthetic_samples("p2-s001").manifest() is not None
@@ -184,7 +184,7 @@ def test_a_server_that_lives_and_answers_nobody_ends_the_job(tmp_path: Path) -> 
 
     lineage = make_lineage(tmp_path, [1] * 40, 40)
     client = Answers(before=before)
-    with pytest.raises(ServerNotReady, match="5 requests in a row"):
+    with pytest.raises(ServerStalled, match="5 requests in a row"):
         run_job(lineage, client)
     assert len(client.asked) < 12
 

@@ -10,7 +10,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Background:
@@ -24,7 +26,7 @@ class Background:
         self._error: BaseException | None = None
         self._begun = threading.Event()
         # A daemon: a second Ctrl-C while its end is awaited must be able to end the process.
-        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="background", daemon=True)
 
     def result(self) -> None:
         """Raise what the work raised; to be called after `on_end`."""
@@ -59,3 +61,17 @@ class Background:
             with contextlib.suppress(RuntimeError):  # the loop closed in this very moment: the work is over
                 self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
+
+
+def run_in_background(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """What `work()` returns or raises, as from asyncio.run, with this thread free for signals."""
+    results: list[_T] = []
+    ended = threading.Event()
+
+    async def keep() -> None:
+        results.append(await work())
+
+    with Background(keep, on_end=ended.set) as background:
+        ended.wait()
+        background.result()
+    return results[0]

@@ -1,0 +1,43 @@
+"""What every step does around its one call of the library: it ends with its run, and fails in plain words."""
+
+import ctypes
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from eagle3_pipeline.errors import Eagle3Error
+
+# A server that died or a lease that somebody holds deserves another attempt; step() forbids it for all else.
+RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def step() -> Iterator[None]:
+    """Turn what is raised into a failure of the step, retried only where another attempt could help.
+
+    An error of ours is shown with its own message. Any other exception is a bug: it would only
+    happen again.
+    """
+    _end_with_run()
+    try:
+        yield
+    except Eagle3Error as error:
+        raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=error.retryable) from error
+    except Exception as error:
+        raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=False) from error
+
+
+def _end_with_run() -> None:
+    """Let the kernel end this step's process when the run that started it is killed.
+
+    Otherwise a step would work on, with its lease and its journals locked, while the next run waits for
+    it. Only where the run has started the step as a child of its own: a run itself outlives a restart
+    of the daemon.
+    """
+    if multiprocessing.parent_process() is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
