@@ -63,19 +63,30 @@ def attend(
     `query` is `[Q, N, D]`, `context` are keys and values of step 0, `[R, N, D]`, `chain` those of
     each later step, `[Q, N, D]`; `biases` are of `causal_bias`.
     """
+    counts = [segment.last_query - segment.first_query for segment in segments]
+    # A slice's gradient is a tensor of zeros as large as the whole; that of all pieces of a split is one.
+    queries = torch.split(query, counts)
+    keys, values = (_seen(side, segments) for side in context)
+    links = [tuple(torch.split(side, counts) for side in link) for link in chain]
     scale = query.shape[-1] ** -0.5
     outputs = []
-    for segment, bias in zip(segments, biases, strict=True):
-        own = slice(segment.first_query, segment.last_query)
-        seen = slice(segment.first_row, segment.last_row)
-        q = query[own].transpose(0, 1)
-        keys, values = (side[seen].transpose(0, 1) for side in context)
+    for at, bias in enumerate(biases):
+        q, k, v = (side[at].transpose(0, 1) for side in (queries, keys, values))
         if not chain:
-            out = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=bias)[0]
+            out = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=bias)[0]
         else:
-            out = _attend_chain(q, keys, values, bias, [(k[own], v[own]) for k, v in chain], scale)
+            out = _attend_chain(q, k, v, bias, [(k_[at], v_[at]) for k_, v_ in links], scale)
         outputs.append(out.transpose(0, 1).flatten(1))
     return torch.cat(outputs)
+
+
+def _seen(side: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
+    """The rows of each segment; what lies between them is nobody's."""
+    sizes, at = [], 0
+    for segment in segments:
+        sizes += [segment.first_row - at, segment.last_row - segment.first_row]
+        at = segment.last_row
+    return list(torch.split(side, [*sizes, len(side) - at])[1::2])
 
 
 def _attend_chain(

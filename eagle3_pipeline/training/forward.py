@@ -18,6 +18,7 @@ from torch import Tensor
 from eagle3_pipeline.training.attention import attend, causal_bias, find_segments
 from eagle3_pipeline.training.batches import Batch
 from eagle3_pipeline.training.loss import head_and_divergence, verifier_distribution
+from eagle3_pipeline.training.rms_norm import rms_norm
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class _Pass:
 
     def norm(self, hidden: Tensor, module: Any) -> Tensor:
         """RMS norm over the last dimension, in the pass's dtype."""
-        return F.rms_norm(hidden, hidden.shape[-1:], module.weight.to(self._dtype), self._epsilon)
+        return rms_norm(hidden, module.weight.to(self._dtype), self._epsilon)
 
     def states(self, steps: int) -> Any:
         """Yield the layer's output `[S, H]` of each step; each feeds the next."""

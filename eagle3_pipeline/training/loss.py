@@ -31,12 +31,13 @@ class _HeadAndDivergence(torch.autograd.Function):
         size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
         for start in range(0, len(logits), size):
             block = logits[start : start + size]
-            wanted = probabilities[rows[start : start + size]]
-            scores = block.float()
-            torch.argmax(scores, dim=-1, out=proposals[start : start + size])
-            spread = scores.logsumexp(-1, keepdim=True)
-            total += spread.sum() - torch.linalg.vecdot(wanted, scores).sum()
-            block.copy_(scores.sub_(spread).exp_().sub_(wanted))
+            wanted = _rows(probabilities, rows, start, len(block))
+            highest, proposals[start : start + size] = block.max(-1)
+            q = torch.softmax(block, -1, dtype=torch.float32)
+            # log of the softmax' denominator, from its largest term
+            spread = highest.float() - q.amax(-1).log()
+            total += spread.sum() - torch.linalg.vecdot(wanted, block.float()).sum()
+            block.copy_(q.sub_(wanted))
         total -= entropy[rows].sum()
         ctx.save_for_backward(hidden, head, logits)
         ctx.mark_non_differentiable(proposals)
@@ -51,6 +52,14 @@ class _HeadAndDivergence(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             for_head = (difference.T @ hidden) * scale.to(head.dtype)
         return for_hidden, for_head, None, None, None
+
+
+def _rows(table: Tensor, rows: Tensor, start: int, count: int) -> Tensor:
+    """`table[rows[start : start + count]]`, as a view where these rows lie side by side (nearly always)."""
+    first, last = int(rows[start]), int(rows[start + count - 1])
+    if last - first == count - 1:  # rows rise
+        return table[first : last + 1]
+    return table[rows[start : start + count]]
 
 
 def head_and_divergence(
@@ -80,8 +89,7 @@ def verifier_distribution(
     size = max(1, _BLOCK_ELEMENTS // scores.shape[1])
     for start in range(0, len(scores), size):
         block = scores[start : start + size].float()
-        spread = block.logsumexp(-1, keepdim=True)
-        p = torch.exp(block - spread)
-        probabilities[start : start + size] = p
-        entropy[start : start + size] = spread[:, 0] - torch.linalg.vecdot(p, block)
+        logs = torch.log_softmax(block, -1)
+        p = torch.exp(logs, out=probabilities[start : start + size])
+        entropy[start : start + size] = -torch.linalg.vecdot(p, logs)
     return probabilities, entropy
