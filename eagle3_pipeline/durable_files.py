@@ -79,14 +79,19 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def require_free_bytes(folder: Path, wanted: int, purpose: str) -> None:
-    """Raise NotEnoughRoom unless the disk below `folder` has `wanted` bytes free."""
+def require_free_bytes(
+    folder: Path,
+    wanted: int,
+    purpose: str,
+    way_out: str = "Free some space, or point EAGLE3_STORAGE to a larger disk.",
+) -> None:
+    """Raise NotEnoughRoom, ending with `way_out`, unless the disk of `folder` has `wanted` bytes free."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < wanted:
         raise NotEnoughRoom(
             f"{purpose} needs {wanted / 2**30:.1f} GiB on the disk of {existing}, {free / 2**30:.1f} GiB are "
-            "free. Free some space, point EAGLE3_STORAGE to a larger disk, or lower prompts.count."
+            f"free. {way_out}"
         )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import BadInput, MissingInput
 from eagle3_pipeline.manifest import Manifest, Place
+from eagle3_pipeline.model_folder import content_of_model
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
 
@@ -52,18 +53,23 @@ class Lineage:
         return Place(folder / shard if shard else folder, asset, print_, inputs, shard)
 
     def target_model(self) -> Place:
-        """The target's folder, or what points to it; a local one is observed by its small files."""
-        inputs = self.recipe.settings("target")
-        path = self.recipe.target.path
-        if path is not None and path.is_dir():
-            inputs["content"] = {
-                file.name: _checksum(file) for file in sorted(path.glob("*.json")) if file.is_file()
-            }
+        """The target's folder, or what points to it; a local one is observed by its content."""
+        inputs = self.recipe.settings("target") | _content(self.recipe.target.path)
         return self._place("target_model", inputs)
 
     def base_draft(self) -> Place:
-        """The pretrained draft to start from."""
-        return self._place("base_draft", self.recipe.settings("base_draft"))
+        """The pretrained draft to start from; a local one is observed by its content."""
+        draft = self.recipe.base_draft
+        inputs = self.recipe.settings("base_draft") | _content(draft.path if draft else None)
+        return self._place("base_draft", inputs)
+
+    def model_path(self) -> Path:
+        """The folder of the target; raises MissingInput."""
+        return _model_path(self.target_model())
+
+    def base_draft_path(self) -> Path | None:
+        """The folder of the base draft, where the recipe names one; raises MissingInput."""
+        return _model_path(self.base_draft()) if self.recipe.base_draft else None
 
     def _target(self) -> str:
         return str(self.target_model().require().facts["model_fingerprint"])
@@ -175,7 +181,10 @@ class Lineage:
             return None
 
     def _base_draft(self) -> str | None:
-        return self.base_draft().require().digest if self.recipe.base_draft else None
+        """By its content: the same draft may lie in another folder."""
+        if self.recipe.base_draft is None:
+            return None
+        return str(self.base_draft().require().facts["model_fingerprint"])
 
     def digests(self, places: list[Place]) -> str:
         """One digest over the manifests of several places, all of which must be there."""
@@ -184,6 +193,15 @@ class Lineage:
     def made(self, places: list[Place]) -> list[Manifest]:
         """The manifests of several places, all of which must be there."""
         return [place.require() for place in places]
+
+
+def _content(folder: Path | None) -> dict[str, str]:
+    return {"content": content_of_model(folder)} if folder is not None and folder.is_dir() else {}
+
+
+def _model_path(place: Place) -> Path:
+    """What the manifest says, which is relative to it for a model that lies in the place itself."""
+    return place.folder / str(place.require().facts["model_path"])
 
 
 def _source(settings: dict[str, Any]) -> dict[str, Any]:

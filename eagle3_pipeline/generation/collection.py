@@ -11,7 +11,6 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Protocol
 
 from eagle3_pipeline.background import Background
@@ -140,7 +139,7 @@ def ask_all(lineage: Lineage, works: list[ShardWork], running: Running, on_shard
             breaker,
             in_flight=recipe.generation.in_flight,
             server=running.spec.fingerprint,
-            begin_token=BeginToken.of(Path(lineage.target_model().require().facts["model_path"])),
+            begin_token=BeginToken.of(lineage.model_path()),
             reasoning_parser=recipe.server.generation.reasoning_parser,
             on_shard=lambda shard, manifest: news.put((shard, manifest)),
         )

@@ -79,10 +79,9 @@ def read_prompts(place: Place, shard_index: int, per_shard: int) -> list[Prompt]
 def make_screening(lineage: Lineage) -> Screening:
     """The screening of a recipe: by its target's tokens, and against all rows of its evaluation sets."""
     recipe = lineage.recipe
-    model_path = Path(lineage.target_model().require().facts["model_path"])
     whole_sets = [one.model_copy(update={"count": None}) for one in recipe.evaluation.sets]
     return Screening(
-        tokens_of=ChatLength(model_path, trust_remote_code=recipe.target.trust_remote_code),
+        tokens_of=ChatLength(lineage.model_path(), trust_remote_code=recipe.target.trust_remote_code),
         max_prompt_tokens=recipe.prompts.max_prompt_tokens,
         near_duplicate_similarity=recipe.prompts.near_duplicate_similarity,
         held_out=[prompt for one in whole_sets for prompt in read_set(one)],

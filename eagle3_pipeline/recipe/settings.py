@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from eagle3_pipeline.recipe.layers import require_rising
 from eagle3_pipeline.recipe.partitions import Partitions
 from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 
-LooseTuple = Field(strict=False)  # YAML has lists, not tuples
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -148,11 +148,7 @@ class Extraction(Strict):
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
-        if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 1:
-            raise ValueError(
-                f"{list(self.layers)} must rise strictly and start at 1 or above (0 is the embedding, "
-                "which the draft has already)"
-            )
+        require_rising(self.layers)
         return self
 
 
@@ -250,7 +246,7 @@ class StorageBudget(Strict):
 
 
 class Recipe(Strict):
-    """Every choice of one job. See docs/recipe.md for each setting."""
+    """Every choice of one job. See docs/settings.md for each setting."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     """Name of the recipe: lower-case letters, digits, dots and dashes."""

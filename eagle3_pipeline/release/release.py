@@ -61,9 +61,7 @@ def release_draft(lineage: Lineage) -> Manifest:
         "path": str(place.folder),
         "name": name,
         "gate": gate,
-        "serve": serve_line(
-            lineage.recipe, str(link), target=lineage.target_model().require().facts["model_path"]
-        ),
+        "serve": serve_line(lineage.recipe, str(link), target=str(lineage.model_path())),
     }
     manifest = place.finish([*files, place.folder / "SHA256SUMS"], facts)
     _point(link, place.folder)

@@ -113,7 +113,7 @@ def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], draft: Any) -
     settings = lineage.recipe.server.phase(phase)
     partition: tuple[str, ...] = getattr(lineage.recipe.partitions, phase)
     facts = lineage.target_model().require().facts
-    model = Path(facts["model_path"]).absolute()
+    model = lineage.model_path().absolute()
     # Not resolved: the python of a virtual environment is a link that must be called by its own name.
     python = str(settings.python.absolute() if settings.python else sys.executable)
     trust = ("--trust-remote-code",) if lineage.recipe.target.trust_remote_code else ()

@@ -74,18 +74,17 @@ def make_plan(lineage: Lineage) -> TrainingPlan:
     """The plan of the recipe's training; raises MissingInput where an input is not made."""
     recipe = lineage.recipe
     settings = recipe.training.model_dump(exclude={"draft_layers"})
-    target = lineage.target_model().require().facts["model_path"]
     vocabulary = lineage.vocabulary_map()
     vocabulary.require()
-    base = lineage.base_draft().require().facts["model_path"] if recipe.base_draft else None
+    base = lineage.base_draft_path()
     place = lineage.draft_checkpoint()
     return TrainingPlan(
         folder=str(place.folder),
-        target=str(target),
+        target=str(lineage.model_path()),
         target_name=target_name(recipe.target),
         shards=tuple(str(lineage.hidden_state_shards(shard).folder) for shard in recipe.shards),
         vocabulary=str(vocabulary.folder / VOCABULARY_NAME),
-        base_draft=base,
+        base_draft=str(base) if base is not None else None,
         layers=recipe.extraction.layers,
         devices=recipe.partitions.training,
         fingerprint=place.fingerprint,

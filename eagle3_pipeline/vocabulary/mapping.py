@@ -39,12 +39,11 @@ def make_vocabulary(lineage: Lineage) -> Manifest:
     target = lineage.target_model().require().facts
     size = int(target["vocab_size"])
     counts = count_tokens(lineage)
-    if lineage.recipe.base_draft is not None:
-        base = Path(lineage.base_draft().require().facts["model_path"])
+    if (base := lineage.base_draft_path()) is not None:
         d2t, t2d = read_base_mapping(base, size)
         logger.info("kept the base draft's vocabulary of %s tokens", f"{len(d2t):,}")
     else:
-        always = control_tokens(Path(target["model_path"]))
+        always = control_tokens(lineage.model_path())
         d2t, t2d = build_mapping(counts, lineage.recipe.vocabulary.draft_tokens, size, always)
     verify_mapping(d2t, t2d, size)
     place.folder.mkdir(parents=True, exist_ok=True)

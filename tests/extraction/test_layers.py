@@ -25,7 +25,7 @@ def test_the_embedding_is_the_output_of_no_layer() -> None:
         ([2, 2, 30], "must rise strictly"),
         ([], "must rise strictly"),
         ([30], "at least one layer beside the last"),
-        ([-1, 30], "below 1"),
+        ([-1, 30], "start at 1 or above"),
     ],
 )
 def test_ids_that_the_target_cannot_give_are_refused_with_what_would_do(ids: list[int], said: str) -> None:

@@ -69,7 +69,7 @@ def made_lineage(root: Path, **sections: Any) -> Lineage:
     }
     _finish(lineage.target_model(), target)
     if lineage.recipe.base_draft is not None:
-        _finish(lineage.base_draft(), {})
+        _finish(lineage.base_draft(), {"model_path": str(root / "draft"), "model_fingerprint": "b" * 64})
     _finish(lineage.prompts(), {})
     for shard in lineage.recipe.shards:
         counts = {"samples": 2, "good": 1, "truncated": 1, "completion_tokens": 1500}

