@@ -9,7 +9,8 @@ places exactly where results change:
     base_draft ───┴──────────────────────────────────────────────────── draft_checkpoint ┤
                                                    acceptance_report ─ released_draft ───┘
 
-The count of prompts is in no fingerprint of a sample: raising it redoes nothing.
+A shard of samples depends on its own prompts only: raising the count redoes nothing, and neither does
+another evaluation set that drops none of them.
 """
 
 from dataclasses import dataclass
@@ -74,46 +75,40 @@ class Lineage:
     def _target(self) -> str:
         return str(self.target_model().require().facts["model_fingerprint"])
 
-    def prompt_order(self) -> str:
-        """Fingerprint of the order of prompts: its sources, screening and seed, never the count."""
-        recipe = self.recipe
-        return fingerprint(
-            {
-                "sources": [_source(source) for source in recipe.settings("prompts")["prompts"]["sources"]],
-                "held_out": [
-                    {"path": _checksum(one.path), "column": one.column} for one in recipe.evaluation.sets
-                ],
-                "seed": recipe.prompts.seed,
-                "max_prompt_tokens": recipe.prompts.max_prompt_tokens,
-                "near_duplicate_similarity": recipe.prompts.near_duplicate_similarity,
-                "target": self._target(),
-            }
-        )
-
     def prompts(self) -> Place:
-        """The first `count` prompts of the order."""
-        return self._place("prompts", {"order": self.prompt_order(), "count": self.recipe.prompts.count})
+        """The first `count` prompts of an order that sources, screening and seed fix."""
+        settings = self.recipe.settings("prompts")["prompts"]
+        held_out = [
+            {"path": _checksum(one.path), "column": one.column} for one in self.recipe.evaluation.sets
+        ]
+        inputs = {
+            **settings,
+            "sources": fingerprint([_source(source) for source in settings["sources"]]),
+            "held_out": fingerprint(held_out),
+            "target": self._target(),
+        }
+        return self._place("prompts", inputs)
 
     def synthetic_samples(self, shard: str) -> Place:
-        """One shard of samples."""
-        recipe = self.recipe
+        """One shard of samples; raises MissingInput without the prompts, whose shards it takes."""
         sampling = ("max_completion_tokens", "temperature", "top_p", "top_k")
-        server = recipe.server.generation
         inputs = {
-            "prompt_order": self.prompt_order(),
+            "prompts": self.prompts().require().facts["shards"][shard],
             "target": self._target(),
-            "sampling": {name: getattr(recipe.generation, name) for name in sampling},
-            "server": {name: getattr(server, name) for name in ("quantization", "dtype", "reasoning_parser")},
+            "sampling": {name: getattr(self.recipe.generation, name) for name in sampling},
+            "server": self.recipe.server.generation.result_settings(),
         }
         return self._place("synthetic_samples", inputs, shard)
 
     def sample_audit(self) -> Place:
-        """The verdict over all shards of the run."""
+        """The verdict over all shards of the run, and the plan of their states."""
+        extraction = self.recipe.extraction
         bounds = ("max_truncated_share", "max_rejected_share", "train_truncated")
         inputs = {
             "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
             "bounds": {name: getattr(self.recipe.generation, name) for name in bounds},
-            "extraction": self.recipe.settings("extraction")["extraction"],
+            "layers": list(extraction.layers),
+            "max_sample_tokens": extraction.max_sample_tokens,
         }
         return self._place("sample_audit", inputs)
 
@@ -125,6 +120,7 @@ class Lineage:
             "layers": list(extraction.layers),
             "max_sample_tokens": extraction.max_sample_tokens,
             "train_truncated": self.recipe.generation.train_truncated,
+            "server": self.recipe.server.extraction.result_settings(),
         }
         return self._place("hidden_state_shards", inputs, shard)
 
@@ -157,9 +153,7 @@ class Lineage:
         inputs = {
             "draft": self.draft_checkpoint().require().digest,
             "evaluation": {**evaluation, "sets": [_source(one) for one in evaluation["sets"]]},
-            "server": self.recipe.server.evaluation.model_dump(
-                mode="json", exclude={"python", "port", "start_timeout_s", "idle_timeout_s"}
-            ),
+            "server": self.recipe.server.evaluation.result_settings(with_speed=True),
             "target": self._target(),
         }
         return self._place("acceptance_report", inputs)

@@ -5,7 +5,8 @@
         manifest.json
 
 `fingerprint` covers the inputs and the settings that the thing depends on; `digest` covers what
-came out (names, sizes and checksums of the files). Nothing complete is ever overwritten.
+came out: names, sizes and checksums of the files, or of a model that lies elsewhere the
+`model_fingerprint` of the facts. Nothing complete is ever overwritten.
 """
 
 import json
@@ -49,9 +50,10 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Identity of what came out: the same bytes give the same digest, whenever they were made."""
-        return fingerprint(
-            [self.asset, self.fingerprint, self.shard, [asdict(entry) for entry in self.files]]
-        )
+        files: list[Any] = [asdict(entry) for entry in self.files]
+        if not files and "model_fingerprint" in self.facts:
+            files = [self.facts["model_fingerprint"]]
+        return fingerprint([self.asset, self.fingerprint, self.shard, files])
 
     @property
     def bytes(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
 from tests.corpus import TEXT
 
 FAKE_PYTHON = Path(__file__).parent / "fakes" / "python"
@@ -99,6 +101,13 @@ def write_prompts(path: Path, prompts: list[str]) -> Path:
     """Write prompts as JSON lines with the columns `prompt` and `kind`."""
     path.write_text("".join(json.dumps({"kind": "tiny", "prompt": prompt}) + "\n" for prompt in prompts))
     return path
+
+
+def finish_prompts(lineage: Lineage) -> Manifest:
+    """Say that the prompts are made, without any: what samples depend on is the digest of each shard."""
+    place, plan = lineage.prompts(), lineage.recipe.prompts
+    place.folder.mkdir(parents=True, exist_ok=True)
+    return place.finish([], {"count": plan.count, "shards": {shard: f"of {shard}" for shard in plan.shards}})
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import pytest
 from eagle3_pipeline.errors import BadInput, MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Place
+from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.prompts.selection import digests_of_shards
 from eagle3_pipeline.recipe import load_recipe
 from tests.recipes import tiny_recipe, write_prompts
 
@@ -46,7 +48,7 @@ def _made(lineage: Lineage) -> dict[str, Path]:
     places = {"target_model": _make(lineage.target_model(), {"model_fingerprint": "m" * 64})}
     if lineage.recipe.base_draft is not None:
         places["base_draft"] = _make(lineage.base_draft(), {"model_fingerprint": "d" * 64})
-    places["prompts"] = _make(lineage.prompts())
+    places["prompts"] = _make(lineage.prompts(), _shards(lineage))
     shards = lineage.recipe.shards
     places |= {f"synthetic_samples {shard}": _make(lineage.synthetic_samples(shard)) for shard in shards}
     places["sample_audit"] = _make(lineage.sample_audit())
@@ -55,6 +57,19 @@ def _made(lineage: Lineage) -> dict[str, Path]:
     for name in END:
         places[name] = _make(getattr(lineage, name)())
     return {name: place.folder for name, place in places.items()}
+
+
+def _shards(lineage: Lineage) -> dict[str, Any]:
+    """Facts of prompts: the first rows of the source, and of another seed or screening others."""
+    recipe = lineage.recipe
+    rows = (recipe.prompts.sources[0].path or Path()).read_text().splitlines()
+    prompts = [
+        Prompt.create(
+            (row, recipe.prompts.model_dump_json(exclude={"count", "sources"})), system=None, source=""
+        )
+        for row in rows
+    ]
+    return {"shards": digests_of_shards(prompts, recipe.prompts)}
 
 
 def _changed(before: dict[str, Path], after: dict[str, Path]) -> set[str]:
@@ -72,16 +87,42 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
         ({"prompts": {"near_duplicate_similarity": 0.9}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
         ({"generation": {"temperature": 0.1}}, {*SAMPLES, *_AFTER_SAMPLES}),
         ({"generation": {"max_completion_tokens": 99}}, {*SAMPLES, *_AFTER_SAMPLES}),
-        ({"server": {"generation": {"dtype": "float32"}}}, {*SAMPLES, *_AFTER_SAMPLES}),
+        *(
+            ({"server": {"generation": setting}}, {*SAMPLES, *_AFTER_SAMPLES})
+            for setting in (
+                {"dtype": "float32"},
+                {"quantization": "fp8"},
+                {"reasoning_parser": "qwen3"},
+                {"max_model_len": 500},
+                {"extra_args": ["--seed", "1"]},
+                {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
+            )
+        ),
+        *(
+            ({"server": {"extraction": setting}}, {*STATES, *END})
+            for setting in (
+                {"dtype": "float32"},
+                {"quantization": "fp8"},
+                {"max_model_len": 500},
+                {"extra_args": ["--seed", "1"]},
+                {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
+            )
+        ),
+        ({"server": {"evaluation": {"enforce_eager": False}}}, {"acceptance_report", "released_draft"}),
+        ({"server": {"evaluation": {"extra_env": {"A": "b"}}}}, {"acceptance_report", "released_draft"}),
         ({"generation": {"max_truncated_share": 0.4}}, {"sample_audit"}),
         ({"generation": {"train_truncated": False}}, _AFTER_SAMPLES),
         ({"extraction": {"layers": [1, 2, 4]}}, {"sample_audit", *STATES, *END}),
+        ({"extraction": {"max_sample_tokens": 50}}, {"sample_audit", *STATES, *END}),
         ({"vocabulary": {"draft_tokens": 128}}, {"vocabulary_map", *END}),
         ({"training": {"learning_rate": 0.5}}, set(END)),
         ({"training": {"seed": 1}}, set(END)),
         ({"evaluation": {"speculative_tokens": 2}}, {"acceptance_report", "released_draft"}),
         ({"release": {"min_acceptance_length": 1.5}}, {"released_draft"}),
         ({"generation": {"in_flight": 3, "request_timeout_s": 9}}, set()),
+        ({"extraction": {"in_flight": 3, "part_gib": 1.0}}, set()),
+        ({"server": {"generation": {"enforce_eager": False, "max_num_seqs": 4}}}, set()),
+        ({"server": {"extraction": {"cpu_kv_cache_gib": 2.0, "gpu_memory_utilization": 0.2}}}, set()),
         ({"training": {"checkpoint_every_s": 9}}, set()),
         ({"server": {"common": {"idle_timeout_s": 9, "start_timeout_s": 9, "port": 8123}}}, set()),
         ({"partitions": {"generation": "cpu"}}, set()),
@@ -105,6 +146,37 @@ def test_raising_the_count_redoes_no_sample_and_no_state(tmp_path: Path, model_f
     after = _made(more)
     assert _changed(before, after) == {"prompts", "sample_audit", "vocabulary_map", *END}
     assert len([name for name in after if name.startswith("synthetic_samples")]) == 5
+
+
+def test_another_evaluation_set_that_drops_no_prompt_redoes_no_sample_and_no_state(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    before = _made(_lineage(tmp_path, model_folder))
+    write_prompts(tmp_path / "more.jsonl", ["What else is held out?"])
+    sets = [
+        {"name": "tiny", "path": "evaluation.jsonl", "column": "prompt"},
+        {"name": "more", "path": "more.jsonl", "column": "prompt"},
+    ]
+    after = _made(_lineage(tmp_path, model_folder, evaluation={"sets": sets}))
+    assert _changed(before, after) == {"prompts", "acceptance_report", "released_draft"}
+
+
+def test_a_shard_of_samples_depends_on_its_own_prompts_only(tmp_path: Path, model_folder: Path) -> None:
+    lineage = _lineage(tmp_path, model_folder)
+    before = _made(lineage)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "train.jsonl").write_text("".join([*lines[:8], '{"prompt": "new"}\n', *lines[9:]]))
+    changed = _changed(before, _made(lineage))
+    assert {"prompts", SAMPLES[1], STATES[1]} <= changed
+    assert not {SAMPLES[0], STATES[0]} & changed
+
+
+def test_no_value_of_the_environment_gets_into_a_manifest(tmp_path: Path, model_folder: Path) -> None:
+    lineage = _lineage(tmp_path, model_folder, server={"common": {"extra_env": {"HF_TOKEN": "hf_secret"}}})
+    _made(lineage)
+    manifests = [path.read_text() for path in (tmp_path / "storage").rglob("manifest.json")]
+    assert manifests
+    assert not [text for text in manifests if "hf_secret" in text]
 
 
 def test_another_shard_size_never_takes_old_shards_for_its_own(tmp_path: Path, model_folder: Path) -> None:
@@ -164,6 +236,9 @@ def test_what_is_missing_is_named_before_anything_depends_on_it(tmp_path: Path, 
         lineage.prompts()
     assert lineage.released() is None
     _make(lineage.target_model(), {"model_fingerprint": "m"})
+    with pytest.raises(MissingInput, match="prompts is not made yet"):
+        lineage.synthetic_samples("p8-s000")
+    _make(lineage.prompts(), _shards(lineage))
     with pytest.raises(MissingInput, match="synthetic_samples p8-s000 is not made yet"):
         lineage.sample_audit()
 

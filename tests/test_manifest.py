@@ -62,6 +62,16 @@ def test_the_digest_is_of_the_content_and_not_of_when_or_with_which_facts(tmp_pa
     assert one.require().digest == same.require().digest != other.require().digest
 
 
+def test_the_digest_of_a_model_that_lies_elsewhere_is_of_its_content(tmp_path: Path) -> None:
+    def digest(**facts: str) -> str:
+        place = _place(tmp_path)
+        place.finish([], {"model_path": "/anywhere", **facts})
+        return place.require().digest
+
+    assert digest(model_fingerprint="a") == digest(model_fingerprint="a", model_path="/elsewhere")
+    assert digest(model_fingerprint="a") != digest(model_fingerprint="b")
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_file_changed_in_any_byte_fails_the_verification(data: st.DataObject) -> None:

@@ -2,7 +2,8 @@
 
 <prompts>/prompts.jsonl     one Prompt a line; a smaller count is a prefix of a larger one
           rejected.jsonl    {"where": "file:row", "reason": ..., "detail": ...}
-          manifest.json     facts: count, rows_in = kept + rejected, rejected by reason
+          manifest.json     facts: count, rows_in = kept + rejected, rejected by reason, shards: digest of
+                            the prompts of each, which is all that its samples depend on
 """
 
 import hashlib
@@ -25,7 +26,9 @@ from eagle3_pipeline.prompts.evaluation import read_set
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.screening import Rejection, Screening
 from eagle3_pipeline.prompts.sources import Row, read_file, resolve_revision, stream_dataset
+from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.recipe.settings import Prompts
 
 PROMPTS_NAME = "prompts.jsonl"
 REJECTED_NAME = "rejected.jsonl"
@@ -52,9 +55,20 @@ def make_prompts(lineage: Lineage) -> Manifest:
         raise BadInput(_too_few(recipe, result, rejected))
     prompts = place.folder / PROMPTS_NAME
     write_atomic(prompts, _json_lines(prompt.to_json() for prompt in result.kept))
-    facts = {"count": recipe.prompts.count, **result.facts, "revisions": revisions}
+    shards = digests_of_shards(result.kept, recipe.prompts)
+    facts = {"count": recipe.prompts.count, **result.facts, "revisions": revisions, "shards": shards}
     _log.info("prompts: %s", result.summary)
     return place.finish([prompts, rejected], facts)
+
+
+def digests_of_shards(prompts: list[Prompt], plan: Prompts) -> dict[str, str]:
+    """For each shard of the plan, the digest of its prompts' ids and texts; their sources may be renamed."""
+    texts = [[one.prompt_id, one.system, list(one.turns)] for one in prompts]
+    size = plan.per_shard
+    return {
+        shard: fingerprint(texts[number * size : (number + 1) * size])
+        for number, shard in enumerate(plan.shards)
+    }
 
 
 def read_prompts(place: Place, shard_index: int, per_shard: int) -> list[Prompt]:
@@ -162,11 +176,11 @@ def _select(rows: Iterable[Row], screening: Screening, count: int) -> _Selection
 
 
 def _revisions(lineage: Lineage) -> dict[str, str]:
-    """The commit of each dataset. One that a smaller count was made from is kept: `main` may have moved."""
+    """The commit of each dataset. The one of earlier prompts is kept: `main` may have moved since."""
     place = lineage.prompts()
     for path in sorted(place.folder.parent.glob(f"*/{MANIFEST_NAME}")):
         made = read_manifest(path)
-        if made.inputs.get("order") == place.inputs["order"]:
+        if made.inputs.get("sources") == place.inputs["sources"]:
             return dict(made.facts["revisions"])
     return {
         source.dataset: resolve_revision(source)

@@ -93,12 +93,16 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _anchor_paths(value: Any, folder: Path) -> None:
-    """Make each `path` in the tree absolute, in place, while it is known which file it stood in."""
+    """Make each `path` and `python` absolute, in place, while it is known which file it stood in."""
     if isinstance(value, dict):
         if isinstance(value.get("path"), str):
             value["path"] = str((folder / value["path"]).resolve())
-        for child in value.values():
-            _anchor_paths(child, folder)
+        if isinstance(value.get("python"), str):
+            # A virtual environment's link must be called by its own name, so only the folder is resolved.
+            value["python"] = str(folder.resolve() / value["python"])
+        for key, child in value.items():
+            if key != "extra_env":
+                _anchor_paths(child, folder)
     elif isinstance(value, list):
         for child in value:
             _anchor_paths(child, folder)

@@ -5,17 +5,25 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.strict import Strict
 
 PHASES = ("generation", "extraction", "evaluation")
 """Phases that have a server."""
+
+_RESULT_SETTINGS = ("max_model_len", "quantization", "dtype", "reasoning_parser", "extra_args")
+_SPEED_SETTINGS = (
+    *("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"),
+    *("gpu_memory_utilization", "cpu_kv_cache_gib", "max_num_seqs", "enforce_eager"),
+)
 
 
 class ServerSettings(Strict):
     """One vLLM server. `--speculative-config`, `--kv-transfer-config` and the port are set by the phase."""
 
     python: Path | None = Field(default=None, strict=False)
-    """The Python that runs vLLM; by default the one that runs this pipeline."""
+    """The Python that runs vLLM, a path that may be relative to the recipe's folder; by default the one that
+    runs this pipeline."""
     max_model_len: PositiveInt | None = None
     """Longest prompt + completion in tokens; by default the model's own limit."""
     tensor_parallel: PositiveInt = 1
@@ -50,6 +58,16 @@ class ServerSettings(Strict):
     """Limit from start to ready; vLLM's own limit is set to the same."""
     idle_timeout_s: NonNegativeInt = 600
     """A server that nobody uses is stopped after this time."""
+
+    def result_settings(self, *, with_speed: bool = False) -> dict[str, Any]:
+        """What changes replies and states, as JSON values for a fingerprint; or their speed as well.
+
+        Parallel sizes, compilation and cache sizes change the last bits of a rounding, as other load on
+        the server does: they count as speed. Of `extra_env` there is only a hash: values may be secrets.
+        """
+        names = set(_RESULT_SETTINGS) | set(_SPEED_SETTINGS if with_speed else ())
+        hidden = fingerprint(self.extra_env) if self.extra_env else None
+        return {**self.model_dump(mode="json", include=names), "extra_env": hidden}
 
     def check_partition(self, phase: str, gpus: tuple[str, ...]) -> None:
         """Raise ValueError unless the parallel sizes are those of the partition's GPUs."""

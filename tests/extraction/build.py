@@ -19,6 +19,7 @@ from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.samples import SAMPLES_NAME, Sample, write_samples
 from tests.fakes.faults import Faults
 from tests.fakes.states import write_states
+from tests.recipes import finish_prompts
 
 LAYERS = (1, 2, 4)
 HIDDEN = 8
@@ -59,6 +60,7 @@ def make_lineage(
     place = lineage.target_model()
     place.folder.mkdir(parents=True)
     place.finish([], target)
+    finish_prompts(lineage)
     for shard, listed in zip(lineage.recipe.shards, shards, strict=True):
         make_samples(lineage, shard, listed)
     return lineage

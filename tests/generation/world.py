@@ -16,6 +16,7 @@ from eagle3_pipeline.generation.shard_work import ShardWork
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.prompts.selection import digests_of_shards
 from eagle3_pipeline.recipe import Recipe
 
 Message = dict[str, str]
@@ -58,7 +59,8 @@ def make_lineage(
     place.folder.mkdir(parents=True, exist_ok=True)
     path = place.folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt.to_json()) + "\n" for prompt in prompts))
-    place.finish([path], {"count": len(prompts)})
+    shards = digests_of_shards(prompts, lineage.recipe.prompts)
+    place.finish([path], {"count": len(prompts), "shards": shards})
     return lineage
 
 

@@ -219,6 +219,38 @@ def test_local_rows_and_each_dataset_take_turns_until_all_are_at_their_end(
     assert asked == [("one/a", "r1", 7), ("two/b", "r2", 7)]
 
 
+def test_each_shard_has_the_digest_of_its_prompts_whatever_their_source_is_called(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    small = make_prompts(_lineage(tmp_path, tiny_llama, count=8)).facts["shards"]
+    large = make_prompts(_lineage(tmp_path, tiny_llama, count=24)).facts["shards"]
+    assert list(large) == ["p8-s000", "p8-s001", "p8-s002"]
+    assert len(set(large.values())) == 3
+    assert large["p8-s000"] == small["p8-s000"]
+    plan = _lineage(tmp_path, tiny_llama, count=8).recipe.prompts
+    prompts = [Prompt.create((str(number),), system=None, source="a") for number in range(8)]
+    renamed = [Prompt.create((str(number),), system=None, source="b") for number in range(8)]
+    system = [Prompt.create((str(number),), system="x", source="a") for number in range(8)]
+    digest = selection.digests_of_shards(prompts, plan)
+    assert digest == selection.digests_of_shards(renamed, plan)
+    assert digest != selection.digests_of_shards(system, plan)
+
+
+def test_another_evaluation_set_keeps_the_commit_and_the_shards(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _stream(monkeypatch, {"some/prompts": distinct_prompts(40, seed=1)})
+    commits = iter(["first", "second"])
+    monkeypatch.setattr(selection, "resolve_revision", lambda _: next(commits))
+    lineage = _lineage(tmp_path, tiny_llama, count=8, sources=[{"dataset": "some/prompts"}])
+    before = make_prompts(lineage)
+    (tmp_path / "evaluation.jsonl").write_text('{"prompt": "What else is held out?"}\n')
+    after = make_prompts(lineage)
+    assert before.fingerprint != after.fingerprint
+    assert before.facts["revisions"] == after.facts["revisions"]
+    assert before.facts["shards"] == after.facts["shards"]
+
+
 def test_a_larger_count_takes_the_commit_of_the_smaller_one_although_main_moved(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

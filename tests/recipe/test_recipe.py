@@ -212,6 +212,16 @@ def test_a_path_is_relative_to_the_file_that_it_stands_in(tmp_path: Path) -> Non
     assert mine.evaluation.sets[0].path == tmp_path / "base" / "evaluation.jsonl"
 
 
+def test_a_python_counts_from_the_recipe_too_and_keeps_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "python").symlink_to("/usr/bin/env")
+    common = {"python": "../env/python", "extra_env": {"path": "bin", "python": "x"}}
+    _write(tmp_path / "recipes", {**_SMALLEST, "server": {"common": common}})
+    server = load_recipe("tiny", tmp_path / "recipes").server.generation
+    assert server.python == tmp_path / "recipes" / "../env/python"
+    assert server.extra_env == {"path": "bin", "python": "x"}
+
+
 def test_extends_in_a_circle_or_into_nothing_is_refused(tmp_path: Path) -> None:
     for name, base in (("a", "b"), ("b", "a"), ("c", "d")):
         _write(tmp_path, {"extends": f"{base}.yaml"}, name)

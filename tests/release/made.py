@@ -7,6 +7,7 @@ from typing import Any
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.recipe import Recipe
+from tests.recipes import finish_prompts
 
 HIDDEN, VOCAB, DRAFT_TOKENS, LAYERS = 16, 40, 8, (1, 2, 3, 4)
 DRAFT_IDS = (0, 2, 3, 5, 9, 11, 20, 39)
@@ -70,7 +71,7 @@ def made_lineage(root: Path, **sections: Any) -> Lineage:
     _finish(lineage.target_model(), target)
     if lineage.recipe.base_draft is not None:
         _finish(lineage.base_draft(), {"model_path": str(root / "draft"), "model_fingerprint": "b" * 64})
-    _finish(lineage.prompts(), {})
+    finish_prompts(lineage)
     for shard in lineage.recipe.shards:
         counts = {"samples": 2, "good": 1, "truncated": 1, "completion_tokens": 1500}
         _finish(lineage.synthetic_samples(shard), counts)

@@ -13,7 +13,7 @@ from eagle3_pipeline.shards.writer import ShardWriter
 from eagle3_pipeline.target import make_target
 from eagle3_pipeline.training.training import train_draft
 from eagle3_pipeline.vocabulary.mapping import make_vocabulary
-from tests.recipes import tiny_recipe
+from tests.recipes import finish_prompts, tiny_recipe
 
 
 def _replies(shard: str, generator: torch.Generator) -> list[Sample]:
@@ -65,6 +65,7 @@ def test_a_draft_is_trained_from_what_lies_on_the_disk_once(tmp_path: Path, tiny
     recipe = load_recipe(str(tiny_recipe(tmp_path / "recipe", tiny_llama)), tmp_path)
     lineage = Lineage(recipe, tmp_path / "storage")
     make_target(lineage)
+    finish_prompts(lineage)
     _write_inputs(lineage)
     vocabulary = make_vocabulary(lineage)
     assert vocabulary.facts["draft_tokens"] == 256
