@@ -6,7 +6,7 @@ from assets.identity import identity
 from assets.outcome import outcome
 from assets.step import step
 from eagle3_pipeline.recipe import Recipe
-from eagle3_pipeline.room import require_room
+from eagle3_pipeline.room import require_machine
 from eagle3_pipeline.target import make_target
 from resources import Storage
 
@@ -23,8 +23,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         lineage = storage.lineage(recipe)
         with step():
             manifest = make_target(lineage)
-            if lineage.released() is None:
-                require_room(lineage, manifest.facts)
+            require_machine(lineage)
             return outcome(lineage.target_model(), manifest)
 
     return target_model

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.evaluation.report import verdict
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Place
 
@@ -37,11 +38,12 @@ def summary(lineage: Lineage) -> str:
             for name, one in report["sets"].items()
         },
         "tokens per second": f"{report['tokens_per_second_without']:.1f} without the draft, "
-        f"{report['tokens_per_second_with']:.1f} with it: {_verdict(report['speedup'])}",
+        f"{report['tokens_per_second_with']:.1f} with it",
         "draft": str(release["path"]),
     }
     width = max(map(len, rows))
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
+    table = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
+    return f"{table}\n\n  {verdict(report)}"
 
 
 def standing(lineage: Lineage) -> str:
@@ -49,6 +51,7 @@ def standing(lineage: Lineage) -> str:
     shards = lineage.recipe.shards
     steps: dict[str, list[Callable[[], Place]]] = {
         "target_model": [lineage.target_model],
+        **({"base_draft": [lineage.base_draft]} if lineage.recipe.base_draft else {}),
         "prompts": [lineage.prompts],
         "synthetic_samples": [partial(lineage.synthetic_samples, shard) for shard in shards],
         "sample_audit": [lineage.sample_audit],
@@ -70,9 +73,3 @@ def _standing_of(places: list[Callable[[], Place]]) -> str:
         return f"{len(made)} of {len(places)} shards" if len(places) > 1 else "not made yet"
     size = sum(manifest.bytes for manifest in made) / 2**20
     return f"made {max(manifest.made_at for manifest in made)}, {len(made)} x, {size:,.1f} MiB"
-
-
-def _verdict(speedup: float) -> str:
-    if speedup >= 1:
-        return f"{speedup:.2f} times as fast"
-    return f"{speedup:.2f} times as fast, so on this machine the draft makes serving slower"

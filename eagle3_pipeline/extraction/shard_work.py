@@ -11,7 +11,7 @@ from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.extraction.capture import Captured
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
 from eagle3_pipeline.manifest import Manifest, Place
-from eagle3_pipeline.shards.format import ShardLayout
+from eagle3_pipeline.shards.format import ShardLayout, bytes_of_states
 from eagle3_pipeline.shards.writer import ShardWriter
 
 MAX_QUARANTINED_SHARE = 0.01
@@ -88,7 +88,9 @@ class ShardWork:
             "samples": len(self._writer.done),
             "tokens": self._writer.tokens,
             "parts": len(parts),
-            "bytes_of_states": self._writer.tokens * len(layout.layer_ids) * layout.hidden_size * 2,
+            "bytes_of_states": bytes_of_states(
+                self._writer.tokens, len(layout.layer_ids), layout.hidden_size
+            ),
             "layers": list(layout.layer_ids),
             "quarantined": dict(self._quarantined),
             "skipped": self._plan.skipped,

@@ -1,7 +1,5 @@
 """How many bytes the hidden states of the samples will take, and whether they will fit.
 
-    bytes = trained tokens x layers x hidden size x 2        (bfloat16)
-
 A sample counts with its first `max_sample_tokens` tokens; one whose whole completion is cut away by
 that trains nothing and counts with none.
 """
@@ -13,8 +11,7 @@ from pathlib import Path
 
 from eagle3_pipeline.errors import NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
-
-_BYTES_PER_VALUE = 2
+from eagle3_pipeline.shards.format import bytes_of_states
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class BytePlan:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the states of one token."""
-        return self.layers * self.hidden_size * _BYTES_PER_VALUE
+        return bytes_of_states(1, self.layers, self.hidden_size)
 
     @property
     def tokens(self) -> int:

@@ -34,6 +34,11 @@ _DTYPES = {
 }
 
 
+def bytes_of_states(tokens: int, layers: int, hidden_size: int) -> int:
+    """Bytes of the states alone: tokens x layers x hidden size x 2 (bfloat16)."""
+    return tokens * layers * hidden_size * _DTYPES["hidden_states"][1]
+
+
 @dataclass(frozen=True)
 class ShardLayout:
     """What all samples of a shard have in common."""
@@ -45,7 +50,7 @@ class ShardLayout:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a part per token: states, token id and mask."""
-        return len(self.layer_ids) * self.hidden_size * 2 + 8 + 1
+        return bytes_of_states(1, len(self.layer_ids), self.hidden_size) + 8 + 1
 
 
 @dataclass(frozen=True)
