@@ -12,7 +12,7 @@
         ├── ServerRefused      it cannot start like this (flags, port, model): do not retry
         ├── ServerDied         the process ended while it was loading or working
         ├── ServerStalled      alive, but requests get no reply within their time limit
-        └── ServerNotReady     alive, but not ready within its time limit
+        └── ServerNotReady     alive, but not ready within its time limit: do not retry, raise the limit
 
 A message says what was found, what was expected and what to do. `retryable` is what an
 orchestrator asks: would the same step, started again, have a chance?
@@ -76,6 +76,8 @@ class ServerStalled(ServerError):
 
 
 class ServerNotReady(ServerError):
-    """The server's process lives, but was not ready within the time limit."""
+    """The server's process lives, but was not ready within the time limit.
 
-    retryable = True
+    Another attempt would wait for the same limit again, an hour for a large target; the message names the
+    setting to raise.
+    """

@@ -18,7 +18,7 @@ import tenacity
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eagle3_pipeline.errors import NotEnoughRoom, ServerNotReady, ServerRefused
+from eagle3_pipeline.errors import NotEnoughRoom, ServerRefused, ServerStalled
 from eagle3_pipeline.extraction.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX
 
 _ATTEMPTS = 5
@@ -92,7 +92,7 @@ class Capture:
         """The hidden states of one sample; its file is gone from the staging folder afterwards.
 
         Raises SampleRefusedError (400), ServerRefused (it is no extraction server of ours), ServerDied,
-        ServerNotReady (alive, but still failing after several attempts), NotEnoughRoom.
+        ServerStalled (alive, but still failing after several attempts), NotEnoughRoom.
         """
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_TransientError),
@@ -106,7 +106,7 @@ class Capture:
             except tenacity.RetryError as error:
                 self._check_alive()
                 cause = error.last_attempt.exception()
-                raise ServerNotReady(
+                raise ServerStalled(
                     f"the extraction server lives, but a sample of {len(token_ids)} tokens failed "
                     f"{_ATTEMPTS} times, "
                     f"at last with: {cause}. See the server's log, then materialise hidden_state_shards "

@@ -11,7 +11,7 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from eagle3_pipeline.errors import ServerNotReady
+from eagle3_pipeline.errors import ServerStalled
 
 _TIMEOUT = httpx.Timeout(10.0, connect=2.0)
 
@@ -59,11 +59,11 @@ class ServerMetrics:
 
 
 def scrape(base_url: str) -> ServerMetrics:
-    """The counters now of the server at `base_url` (without /v1); raises ServerNotReady without an answer."""
+    """The counters now of the server at `base_url` (without /v1); raises ServerStalled without an answer."""
     try:
         reply = httpx.get(f"{base_url}/metrics", timeout=_TIMEOUT, trust_env=False).raise_for_status()
     except httpx.HTTPError as error:
-        raise ServerNotReady(
+        raise ServerStalled(
             f"{base_url}/metrics did not answer ({type(error).__name__}: {error}). Is the server alive?"
         ) from error
     return parse_metrics(reply.text)

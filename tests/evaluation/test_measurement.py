@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from eagle3_pipeline.errors import BadInput, Busy, QualityError, ServerDied, ServerError, ServerNotReady
+from eagle3_pipeline.errors import BadInput, Busy, QualityError, ServerDied, ServerError, ServerStalled
 from eagle3_pipeline.evaluation import measurement
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.measurement import Measurement, measure
@@ -151,7 +151,7 @@ def test_a_connection_that_breaks_is_told_and_the_request_is_not_sent_again() ->
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(("dead", "kind"), [(True, ServerDied), (False, ServerNotReady)])
+@pytest.mark.parametrize(("dead", "kind"), [(True, ServerDied), (False, ServerStalled)])
 def test_a_server_that_is_gone_is_told(dead: bool, kind: type[ServerError]) -> None:
     with counting_server(dead=dead) as server:
         pass

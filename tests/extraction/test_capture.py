@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from eagle3_pipeline.errors import NotEnoughRoom, ServerDied, ServerNotReady, ServerRefused
+from eagle3_pipeline.errors import NotEnoughRoom, ServerDied, ServerRefused, ServerStalled
 from eagle3_pipeline.extraction.capture import Capture, Captured, SampleRefusedError
 
 IDS = [5, 6, 7]
@@ -91,7 +91,7 @@ def test_trouble_of_connection_and_server_is_tried_again(tmp_path: Path, trouble
 
 def test_attempts_are_bounded_and_the_last_reason_is_told(tmp_path: Path) -> None:
     server = _Server(lambda number: httpx.Response(500, text="broken engine"))
-    with pytest.raises(ServerNotReady, match=r"failed 5 times.*broken engine"):
+    with pytest.raises(ServerStalled, match=r"failed 5 times.*broken engine"):
         _fetch(tmp_path, server)
     assert server.count == 5
 

@@ -1,6 +1,6 @@
 import pytest
 
-from eagle3_pipeline.errors import ServerNotReady
+from eagle3_pipeline.errors import ServerStalled
 from eagle3_pipeline.serving.metrics import ServerMetrics, parse_metrics, scrape
 
 TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -66,5 +66,5 @@ def test_a_server_without_drafts_counts_none() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    with pytest.raises(ServerNotReady, match=r"http://127\.0\.0\.1:9/metrics did not answer"):
+    with pytest.raises(ServerStalled, match=r"http://127\.0\.0\.1:9/metrics did not answer"):
         scrape("http://127.0.0.1:9")
