@@ -83,7 +83,8 @@ _CAUSES = (
         r"Invalid repository ID or local directory|SafetensorError|does not appear to have a file named|"
         r"is not a local folder and is not a valid model identifier|Can't load the configuration|"
         r"Failed to load (the )?weights|weights were not initialized",
-        "the model's weights or config are missing or damaged. Materialise target_model again",
+        "the model's weights or config are missing or damaged. Delete the folder of target_model and start "
+        "again, or correct target in the recipe",
         refused=True,
     ),
     _cause(
