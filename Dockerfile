@@ -46,10 +46,11 @@ COPY sensors sensors/
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
 
 # XDG_CACHE_HOME: downloaded models and vLLM's compiled graphs outlast the container.
-# TMPDIR and EAGLE3_HOST_STATE: one folder for the sockets of Dagster's code servers and for the GPU leases, which
-# containers on the same machine can share.
+# TMPDIR: the sockets of Dagster's code servers, in a folder that web UI and daemon can share.
+# EAGLE3_HOST_STATE: leases and server records, in the container itself. Process ids in them mean nothing elsewhere,
+# so leave it off volumes, and let one container per machine do the runs.
 ENV DAGSTER_HOME=/dagster \
-    EAGLE3_HOST_STATE=/run/eagle3/state \
+    EAGLE3_HOST_STATE=/tmp/eagle3-pipeline \
     EAGLE3_STORAGE=/data \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_VISIBLE_DEVICES=all \

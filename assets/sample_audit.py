@@ -27,7 +27,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         with step():
             manifest = audit_samples(lineage)
             if recipe.partitions.overlap("generation", "extraction"):
-                for name in servers.release(lineage, "generation"):
+                for name in servers.release_generation(lineage):
                     context.log.info(
                         f"stopped {name}: its samples are complete and extraction needs its GPUs"
                     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagle3_pipeline.errors import Eagle3Error, RecipeError
+from eagle3_pipeline.errors import Busy, Eagle3Error, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.recipe.file import DEFAULT_RECIPE, RECIPES_VARIABLE
@@ -130,13 +130,12 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _servers() -> list[str]:
-    from eagle3_pipeline.serving.lease import last_used
     from eagle3_pipeline.serving.server import running_servers
+    from eagle3_pipeline.serving.watcher import stops_at
 
     lines = []
     for record in running_servers():
-        idle_since = max(record.started_at, last_used(record.gpus))
-        ends = time.strftime("%H:%M:%S", time.localtime(idle_since + record.idle_timeout_s))
+        ends = time.strftime("%H:%M:%S", time.localtime(stops_at(record)))
         lines.append(
             f"  {record}: stops by itself at {ends} unless it is used before, or by eagle3 server stop"
         )
@@ -150,7 +149,10 @@ def _server(options: argparse.Namespace) -> int:
         print("\n".join(_servers()) or "no server of ours runs on this machine")
         return 0
     for record in running_servers():
-        print(f"  {record}: {'stopped' if stop_if_unused(record) else 'in use, left alone'}")
+        try:
+            print(f"  {record}: {'stopped' if stop_if_unused(record) else 'in use, left alone'}")
+        except Busy as error:  # of another user or container; the others can be stopped all the same
+            print(f"  {record}: left alone. {error}")
     return 0
 
 

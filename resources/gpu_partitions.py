@@ -7,7 +7,6 @@ import dagster as dg
 
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.serving.lease import hold_partition
-from eagle3_pipeline.serving.server import stop_servers
 
 
 class GpuPartitions(dg.ConfigurableResource):
@@ -16,6 +15,5 @@ class GpuPartitions(dg.ConfigurableResource):
     @contextmanager
     def training(self, recipe: Recipe) -> Iterator[None]:
         """Hold the GPUs of training alone, after stopping idle servers of ours on them."""
-        stop_servers(recipe.partitions.training)
         with hold_partition(recipe.partitions.training, f"training of {recipe.name}"):
             yield

@@ -18,8 +18,8 @@ class VllmServers(dg.ConfigurableResource):
     are all made never starts a server. Entering leases the partition, stops idle servers of ours
     that overlap it, attaches to the right server or starts it, and waits until it is ready. Leaving
     frees the lease; the server stays for the next step, until it is idle for too long or another
-    phase wants its GPUs. Nothing is started in set-up or stopped in tear-down: those run for every
-    step process and every retry.
+    phase wants its GPUs. Only that of an evaluation is stopped, also after a failure. Nothing is
+    started in set-up or stopped in tear-down: those run for every step process and every retry.
     """
 
     @contextmanager
@@ -36,10 +36,14 @@ class VllmServers(dg.ConfigurableResource):
 
     @contextmanager
     def evaluation(self, lineage: Lineage, draft: Path | None) -> Iterator[RunningServer]:
-        """The server that is measured: the target alone, or with `draft`; it stops when left."""
+        """The server that is measured: the target alone, or with `draft`. Leaving it stops it."""
         with open_server(evaluation_server(lineage, draft), lineage.logs, stop=True) as server:
             yield server
 
-    def release(self, lineage: Lineage, phase: str) -> list[str]:
-        """Stop the idle servers on the GPUs of `phase` and say which; they are verified to be gone."""
-        return stop_servers(getattr(lineage.recipe.partitions, phase))
+    def release_generation(self, lineage: Lineage) -> list[str]:
+        """Stop this recipe's generation server if it is idle, and no other; its name, once it is gone.
+
+        An idle server on the same GPUs may be the extraction server of a run that was interrupted.
+        """
+        spec = generation_server(lineage)
+        return stop_servers(spec.partition, only=spec.fingerprint)

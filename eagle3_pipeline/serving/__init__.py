@@ -2,6 +2,8 @@
 
     specification   recipe -> argv, environment and fingerprint of a server (pure)
     server          open_server, stop_servers, running_servers: what the steps call
+    starting        a record, then a watcher, then the server
+    stopping        the end of a server, verified
     lease           who may use which GPUs: one lock per GPU, shared only for one and the same server
     record          what runs, on disk, so that later steps and other processes find it again
     process         identity of a process, and ending a whole family of them

@@ -2,7 +2,7 @@
 
     $EAGLE3_HOST_STATE (default /tmp/eagle3-pipeline), mode 1777
         leases/    <gpu>.lock  <gpu>.guard  <gpu>.holders  start-<fingerprint>.lock
-        servers/   <served name>-<uid>.json
+        servers/   <served name>-<uid>.json  <served name>-<uid>.<marker>.life
 
 Lock files are never deleted: a process may hold the deleted one while another locks a new one.
 """

@@ -5,8 +5,8 @@ each other. A lease is exclusive, or shared among users of the very same server 
 
     <gpu>.lock      flock: who holds the GPU
     <gpu>.guard     flock, held for an instant: one taker at a time looks and decides
-    <gpu>.holders   {"fingerprint": ..., "holders": [{"pid", "purpose", "since"}]}; its time stamp is the
-                    last time that somebody took or left the lease
+    <gpu>.holders   {"fingerprint": ..., "holders": [{"pid", "namespace", "purpose", "since"}]}; its time
+                    stamp is the last time that somebody took or left the lease, or was seen holding it
 
 Within one process a lease that is held alone, or for another fingerprint, is waited for like a stranger's:
 do not nest them.
@@ -27,6 +27,7 @@ import psutil
 
 from eagle3_pipeline.serving.gpus import physical_gpus
 from eagle3_pipeline.serving.host_state import open_shared, state_folder
+from eagle3_pipeline.serving.process import pid_namespace
 from eagle3_pipeline.serving.stopping import stop_overlapping
 
 logger = logging.getLogger(__name__)
@@ -81,18 +82,36 @@ def try_hold(gpus: tuple[str, ...], purpose: str) -> Iterator[bool]:
 
 
 def last_used(gpus: tuple[str, ...]) -> float:
-    """When the first of these GPUs was used last, in seconds since the epoch: now, if it is held."""
+    """When the first of these GPUs was used last, in seconds since the epoch: now, if it is held.
+
+    After a holder was killed: when note_use saw it last.
+    """
     name = lease_names(gpus)[0]
     with _guard(name):
-        lock = open_shared(_path(name, "lock"), os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if _is_held(name):
             return time.time()
-        finally:
-            os.close(lock)
         holders = _path(name, "holders")
         return holders.stat().st_mtime if holders.exists() else 0.0
+
+
+def note_use(gpus: tuple[str, ...]) -> None:
+    """Make now the last use of the first of these GPUs if it is held: who is killed cannot say when."""
+    name = lease_names(gpus)[0]
+    with _guard(name):
+        if _is_held(name):
+            with contextlib.suppress(FileNotFoundError):  # its holder was killed before it wrote its name
+                os.utime(_path(name, "holders"))
+
+
+def _is_held(name: str) -> bool:
+    lock = open_shared(_path(name, "lock"), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def lease_names(gpus: tuple[str, ...]) -> list[str]:
@@ -124,11 +143,12 @@ def _try(name: str, fingerprint: str | None, purpose: str) -> int | None:
                 if fingerprint is None or found.get("fingerprint") != fingerprint:
                     os.close(lock)
                     return None
-                holders = [one for one in found["holders"] if psutil.pid_exists(one["pid"])]
+                holders = [one for one in found["holders"] if _may_hold(one)]
             if fingerprint is not None:
                 # From exclusive to shared is no single step for the kernel; the guard keeps others out.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            holders.append({"pid": os.getpid(), "purpose": purpose, "since": time.time()})
+            own = {"pid": os.getpid(), "namespace": pid_namespace()}
+            holders.append({**own, "purpose": purpose, "since": time.time()})
             _write_holders(name, {"fingerprint": fingerprint, "holders": holders})
         except BlockingIOError:  # held alone by a process that was killed before it wrote its name
             os.close(lock)
@@ -177,11 +197,16 @@ def _write_holders(name: str, value: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
+def _may_hold(holder: dict[str, Any]) -> bool:
+    """Whether a holder that is written down may live; one of another container cannot be looked up."""
+    return holder.get("namespace") != pid_namespace() or psutil.pid_exists(holder["pid"])
+
+
 def _holders_in_words(name: str) -> str:
-    now = time.time()
-    words = [
-        f"{one['purpose']} (pid {one['pid']}, for {now - one['since']:.0f} s)"
-        for one in _read_holders(name).get("holders", [])
-        if psutil.pid_exists(one["pid"])
-    ]
+    now, here = time.time(), pid_namespace()
+    words = []
+    for one in _read_holders(name).get("holders", []):
+        if _may_hold(one):
+            where = "" if one.get("namespace") == here else " of another container"
+            words.append(f"{one['purpose']} (pid {one['pid']}{where}, for {now - one['since']:.0f} s)")
     return ", ".join(words) or "a process that left no name"

@@ -52,6 +52,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def pid_namespace() -> str:
+    """Identity of the pid namespace, within which process ids mean something: another one per container."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
 @dataclass(frozen=True)
 class _Stat:
     """The fields of /proc/<pid>/stat that matter here (proc_pid_stat(5))."""
@@ -120,8 +125,13 @@ class ProcessIdentity:
             os.close(descriptor)
 
 
-def start_process(argv: tuple[str, ...], env: Mapping[str, str], log: Path, folder: Path) -> ProcessIdentity:
-    """Start `argv` in its own session, without our terminal, its output appended to `log`; raises OSError."""
+def start_process(
+    argv: tuple[str, ...], env: Mapping[str, str], log: Path, folder: Path, keep: tuple[int, ...] = ()
+) -> ProcessIdentity:
+    """Start `argv` in its own session, without our terminal, its output appended to `log`; raises OSError.
+
+    It inherits the descriptors `keep`, and with them the locks on their files.
+    """
     with log.open("ab") as output:
         child = subprocess.Popen(
             argv,
@@ -131,6 +141,7 @@ def start_process(argv: tuple[str, ...], env: Mapping[str, str], log: Path, fold
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=keep,
         )
     _children[child.pid] = child
     identity = ProcessIdentity.of(child.pid)

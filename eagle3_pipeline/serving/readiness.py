@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _NEWS_EVERY_S = 10.0
+_SAME_NEWS_EVERY_S = 30.0
 _TIMEOUT = httpx.Timeout(5.0, connect=1.0)
 
 
@@ -27,7 +28,8 @@ def wait_until_ready(record: ServerRecord, limit_s: float, knob: str) -> None:
 
     Raises ServerDied or ServerRefused within a second of the process's end, ServerNotReady after `limit_s`.
     """
-    began = told = time.monotonic()
+    began = time.monotonic()
+    progress = _Progress(Path(record.log), limit_s)
     # No proxy of the environment may stand between us and the loopback address.
     with httpx.Client(timeout=_TIMEOUT, trust_env=False) as client:
         while True:
@@ -39,15 +41,38 @@ def wait_until_ready(record: ServerRecord, limit_s: float, knob: str) -> None:
                     logger.info("%s is ready after %.0f s", record, waited)
                 return
             if waited >= limit_s:
+                advice = "It was ready before, so it hangs." if record.ready else _advice(knob)
                 raise ServerNotReady(
                     f"{record} is alive but not ready after {waited:.0f} s: {state}.\n"
-                    f"Last news in {record.log}: {news(Path(record.log))}\n"
-                    f"If it only loads slowly, raise {knob}."
+                    f"Last news in {record.log}: {news(Path(record.log))}\n{advice}"
                 )
-            if time.monotonic() - told >= _NEWS_EVERY_S:
-                told = time.monotonic()
-                logger.info("loading for %.0f of at most %.0f s: %s", waited, limit_s, news(Path(record.log)))
+            progress.tell(waited)
             time.sleep(_POLL_S)
+
+
+def _advice(knob: str) -> str:
+    return f"If it only loads slowly, raise {knob}. With the same limit another try would end like this."
+
+
+class _Progress:
+    """Tells how the loading goes: at once when the log has news (at most every 10 s), else every 30 s."""
+
+    def __init__(self, log: Path, limit_s: float) -> None:
+        self._log = log
+        self._limit_s = limit_s
+        self._looked_s = self._told_s = 0.0
+        self._told = ""
+
+    def tell(self, waited_s: float) -> None:
+        """Called often, with the seconds waited so far."""
+        if waited_s - self._looked_s < _NEWS_EVERY_S:
+            return
+        self._looked_s = waited_s
+        line = news(self._log)
+        if line == self._told and waited_s - self._told_s < _SAME_NEWS_EVERY_S:
+            return
+        self._told, self._told_s = line, waited_s
+        logger.info("loading for %.0f of at most %.0f s: %s", waited_s, self._limit_s, line)
 
 
 def check_alive(record: ServerRecord) -> None:

@@ -2,21 +2,31 @@
 
 A record is written before its process is started (`process` is null then): whatever is killed when, the
 marker in it finds the processes.
+
+Process ids mean nothing in another pid namespace (another container that shares the host state), and a port
+nothing in another network namespace. There the `.life` file tells: the server and its watcher keep it locked,
+and the kernel frees a lock when its last holder is gone, in whatever namespace. So a server of another
+container is left alone as long as it lives, and those of a container that ended are forgotten.
 """
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle3_pipeline.durable_files import write_json
-from eagle3_pipeline.serving.host_state import state_folder
-from eagle3_pipeline.serving.process import ProcessIdentity, boot_id
+from eagle3_pipeline.serving.host_state import open_shared, state_folder
+from eagle3_pipeline.serving.process import ProcessIdentity, boot_id, pid_namespace
 
 _FORMAT = 1
+# A constant and short: the path of a unix socket has at most 107 bytes, 37 of which are vLLM's.
+_SOCKETS = Path("/tmp")
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,10 @@ class ServerRecord:
     started_at: float
     """Seconds since the epoch."""
     boot_id: str
+    namespace: str
+    """The pid namespace of its processes."""
+    starter: ProcessIdentity
+    """The step that starts it; while that lives, a record without a process is none to clear up."""
     process: ProcessIdentity | None = None
     watcher: ProcessIdentity | None = None
     ready: bool = False
@@ -51,9 +65,49 @@ class ServerRecord:
         """Without `/v1`."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def life(self) -> Path:
+        """The file that the server and its watcher keep locked while they live."""
+        return self.path.with_suffix(f".{self.marker[:12]}.life")
+
+    @property
+    def sockets(self) -> Path:
+        """The folder for vLLM's unix sockets, which vLLM leaves behind when it ends."""
+        return _SOCKETS / f"eagle3-ipc-{self.marker[:12]}"
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it runs in another pid namespace, where its processes can be neither seen nor ended."""
+        return self.namespace != pid_namespace()
+
     def alive(self) -> bool:
-        """Whether its very process runs."""
+        """Whether its very process runs; of a foreign server, whether it or its watcher does."""
+        if self.foreign:
+            return self._life_is_held()
         return self.process is not None and self.process.alive()
+
+    @contextmanager
+    def hold_life(self) -> Iterator[int]:
+        """A descriptor that keeps `life` locked in all processes that inherit it."""
+        descriptor = open_shared(self.life, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _life_is_held(self) -> bool:
+        try:
+            descriptor = os.open(self.life, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def overlaps(self, gpus: tuple[str, ...]) -> bool:
         """Whether it uses one of these GPUs; two on the CPU always overlap."""
@@ -65,7 +119,13 @@ class ServerRecord:
         self.path.chmod(0o644)
 
     def remove(self) -> None:
-        """Forget the server, unless its file tells of another one by now or belongs to another user."""
+        """Forget the server, with its sockets.
+
+        A file that tells of another server by now, or belongs to another user, stays.
+        """
+        shutil.rmtree(self.sockets, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            self.life.unlink()
         now = read_record(self.path)
         if now is not None and now.marker == self.marker:
             with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -73,35 +133,48 @@ class ServerRecord:
 
     def __str__(self) -> str:
         where = f"GPUs {','.join(self.gpus)}" if self.gpus else "the CPU"
-        pid = self.process.pid if self.process else "not started"
-        return f"{self.phase} server {self.served_name} on {where} (pid {pid}, port {self.port})"
+        process = f"pid {self.process.pid}" if self.process else "just being started"
+        there = f" of another container, {self.namespace}" if self.foreign else ""
+        return f"{self.phase} server {self.served_name} on {where} ({process}{there}, port {self.port})"
 
 
 def read_record(path: Path) -> ServerRecord | None:
     """The record in a file; None when there is none of this format."""
     try:
         value = json.loads(path.read_text())
-        if value["format"] != _FORMAT:
+        if value["format"] != _FORMAT or not value["marker"].isalnum():  # it becomes part of paths
             return None
-        for name in ("process", "watcher"):
+        for name in ("starter", "process", "watcher"):
             value[name] = ProcessIdentity(**value[name]) if value[name] else None
         return ServerRecord(**{**value, "gpus": tuple(value["gpus"])})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def all_records() -> Iterator[ServerRecord]:
-    """The records of this boot, whether their servers live or not; those of earlier boots are forgotten."""
+    """The records of this boot, whether their servers live or not.
+
+    Those of earlier boots are forgotten, and those of other pid namespaces (containers) that do not live.
+    """
     for path in sorted(state_folder("servers").glob("*.json")):
         record = read_record(path)
         if record is None:
             continue
-        if record.boot_id == boot_id():
+        if record.boot_id == boot_id() and (not record.foreign or record.alive()):
             yield record
         else:
             record.remove()
 
 
 def new_record(**values: object) -> ServerRecord:
-    """A record of a server about to be started by this user, now."""
-    return ServerRecord(**values, started_at=time.time(), boot_id=boot_id(), uid=os.getuid())  # type: ignore[arg-type]
+    """A record of a server about to be started by this process, now."""
+    starter = ProcessIdentity.of(os.getpid())
+    assert starter is not None  # it is this very process
+    return ServerRecord(
+        **values,  # type: ignore[arg-type]
+        started_at=time.time(),
+        boot_id=boot_id(),
+        namespace=pid_namespace(),
+        starter=starter,
+        uid=os.getuid(),
+    )

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.serving.gpus import wait_for_memory
 from eagle3_pipeline.serving.process import end_family
 from eagle3_pipeline.serving.record import ServerRecord, all_records
@@ -15,8 +16,13 @@ logger = logging.getLogger(__name__)
 def stop_server(record: ServerRecord) -> list[int]:
     """End all processes of a server and forget it once its memory is back; returns the pids ended.
 
-    Raises ServerError when a process cannot be ended, Busy when it is another user's.
+    Raises ServerError when a process cannot be ended, Busy when it is another user's or another container's.
     """
+    if record.foreign:
+        raise Busy(
+            f"{record} can only be stopped where it runs. "
+            "Run `eagle3 server stop` in that container, or wait until it stops by itself."
+        )
     began = time.monotonic()
     ended = end_family(record.process, record.marker)
     wait_for_memory(record.gpus, ended)

@@ -1,8 +1,8 @@
 """Stops a server that nobody uses: `python -m eagle3_pipeline.serving.watcher RECORD`, one per server.
 
-It is started with the server, in a session of its own, so that a server ends in time without any daemon,
-whatever became of the step that started it. It ends when the server ends, after ending what that left
-behind. A watcher that was killed is started again by the next step that uses the server.
+It is started just before the server, in a session of its own, so that a server ends in time without any
+daemon, whatever became of the step that started it. It ends when the server ends, after ending what that
+left behind. A watcher that was killed is started again by the next step that uses the server.
 """
 
 import logging
@@ -10,12 +10,18 @@ import sys
 import time
 from pathlib import Path
 
-from eagle3_pipeline.errors import ServerError
-from eagle3_pipeline.serving.lease import last_used, try_hold
+from eagle3_pipeline.serving.lease import last_used, note_use, try_hold
 from eagle3_pipeline.serving.record import ServerRecord, read_record
 from eagle3_pipeline.serving.stopping import stop_server
 
 logger = logging.getLogger(__name__)
+
+_AGAIN_S = 60.0
+
+
+def stops_at(record: ServerRecord) -> float:
+    """When the server of a record is stopped if nobody uses it from now on, in seconds since the epoch."""
+    return max(record.started_at, last_used(record.gpus)) + record.idle_timeout_s
 
 
 def watch(path: Path) -> None:
@@ -23,31 +29,39 @@ def watch(path: Path) -> None:
     first = read_record(path)
     if first is None:
         return
-    used = time.time()
     while True:
         time.sleep(min(5.0, max(0.2, first.idle_timeout_s / 5)))
-        record = read_record(path)
-        if record is None or record.marker != first.marker:
-            return
-        if not record.alive():
-            logger.info("%s ended; ending what it left behind", record)
-            stop_server(record)
-            return
-        used = max(used, last_used(record.gpus))
-        if time.time() - used >= record.idle_timeout_s and _stop_if_idle(record):
-            return
+        try:
+            if _look(path, first):
+                return
+        except Exception as error:  # whatever it is: without a watcher the server would stay for ever
+            logger.error("%s: %s. Looking again in %.0f s", type(error).__name__, error, _AGAIN_S)
+            time.sleep(_AGAIN_S)
+
+
+def _look(path: Path, first: ServerRecord) -> bool:
+    """Look once and do what is due; whether there is nothing to watch any more."""
+    # In this order: a starter that is dead before the record is read has written all that it ever will.
+    starter_lives = first.starter.alive()
+    record = read_record(path)
+    if record is None or record.marker != first.marker:
+        return True
+    note_use(record.gpus)
+    if record.process is None and starter_lives:
+        return False
+    if not record.alive():
+        logger.info("%s ended, or its start was cut short; ending what is left", record)
+        stop_server(record)
+        return True
+    return time.time() >= stops_at(record) and _stop_if_idle(record)
 
 
 def _stop_if_idle(record: ServerRecord) -> bool:
     with try_hold(record.gpus, f"stopping idle {record.served_name}") as free:
-        if not free:
-            return False
-        logger.info("%s was idle for %.0f s", record, record.idle_timeout_s)
-        try:
+        if free:
+            logger.info("%s was idle for %.0f s", record, record.idle_timeout_s)
             stop_server(record)
-        except ServerError as error:
-            logger.error("%s", error)
-        return True
+        return free
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+import json
 import logging
 import multiprocessing
 import os
@@ -10,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from eagle3_pipeline.serving import lease
-from eagle3_pipeline.serving.lease import hold_lease, hold_partition, last_used, lease_names, try_hold
+from eagle3_pipeline.serving.lease import (
+    hold_lease,
+    hold_partition,
+    last_used,
+    lease_names,
+    note_use,
+    try_hold,
+)
+from eagle3_pipeline.serving.process import pid_namespace
 from tests.serving.test_server import wait_for
 
 context = multiprocessing.get_context("fork")
@@ -139,6 +148,32 @@ def test_the_last_use_is_now_while_held_and_the_moment_of_leaving_after() -> Non
     left = time.time()
     wait_for(lambda: time.time() - left > 0.2)
     assert abs(last_used(()) - left) < 0.1
+
+
+def test_the_last_use_of_a_holder_that_was_killed_is_when_it_was_seen_last() -> None:
+    process, _ = holder(("0", "1"), "a")
+    time.sleep(0.3)
+    note_use(("0", "1"))
+    seen = time.time()
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    time.sleep(0.2)
+    note_use(("0", "1"))  # free: no use
+    assert abs(last_used(("0", "1")) - seen) < 0.1
+
+
+def test_a_holder_in_another_container_stays_named(
+    host_state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    process, let_go = holder(("3",), None)
+    file = host_state / "leases" / "gpu-3.holders"
+    value = json.loads(file.read_text())
+    assert value["holders"][0]["namespace"] == pid_namespace()
+    value["holders"][0].update(namespace="pid:[1]", pid=2**22 + 1)
+    file.write_text(json.dumps(value))
+    assert "another step (pid 4194305 of another container, for " in lease._holders_in_words("gpu-3")
+    let_go.set()
+    process.join()
 
 
 def test_every_user_may_use_leases_that_another_user_made(host_state: Path) -> None:

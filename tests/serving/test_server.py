@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from eagle3_pipeline.errors import ServerDied, ServerNotReady, ServerRefused
+from eagle3_pipeline.errors import ServerDied, ServerNotReady, ServerRefused, ServerStalled
+from eagle3_pipeline.serving import readiness, starting
+from eagle3_pipeline.serving import server as server_module
 from eagle3_pipeline.serving.lease import hold_partition
 from eagle3_pipeline.serving.process import ProcessIdentity, find_family
 from eagle3_pipeline.serving.record import ServerRecord, all_records, new_record
@@ -66,6 +69,56 @@ def test_stop_on_leaving_stops_the_server(make_spec: SpecMaker, tmp_path: Path) 
         pass
     assert running_servers() == []
     assert not server.record.alive()
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
+def test_stop_on_leaving_stops_the_server_also_when_the_body_fails(
+    failure: type[BaseException], make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    with pytest.raises(failure), open_server(make_spec(), tmp_path, stop=True) as server:
+        raise failure
+    assert list(all_records()) == []
+    assert not server.record.alive()
+    with pytest.raises(failure), open_server(make_spec(), tmp_path) as server:
+        raise failure
+    server.check_alive()
+
+
+def test_stop_on_leaving_stops_the_server_also_when_its_loading_is_interrupted(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        assert len(running_servers()) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server_module, "wait_until_ready", interrupt)
+    with pytest.raises(KeyboardInterrupt), open_server(make_spec("hang"), tmp_path, stop=True):
+        pass
+    assert list(all_records()) == []
+
+
+def test_a_stop_that_fails_does_not_hide_what_failed_before(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def survive(_: ServerRecord) -> None:
+        raise ServerStalled("survives")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server_module, "stop_server", survive)
+        with pytest.raises(RuntimeError, match="first"), open_server(make_spec(), tmp_path, stop=True):
+            raise RuntimeError("first")
+    assert "survives" in caplog.text
+
+
+def test_only_the_server_of_one_fingerprint_is_stopped_when_that_is_asked(
+    make_spec: SpecMaker, tmp_path: Path
+) -> None:
+    with open_server(make_spec(), tmp_path) as server:
+        pass
+    assert stop_servers((), only=make_spec(max_num_seqs=2).fingerprint) == []
+    server.check_alive()
+    assert stop_servers((), only=server.record.fingerprint) == [server.model]
+    assert running_servers() == []
 
 
 def test_a_server_that_is_in_use_is_not_stopped(make_spec: SpecMaker, tmp_path: Path) -> None:
@@ -126,14 +179,34 @@ def test_a_python_without_vllm_is_refused_and_not_retried(make_spec: SpecMaker, 
     assert list(all_records()) == []
 
 
-def test_a_server_that_hangs_while_loading_is_stopped_and_the_setting_named(
+def test_a_server_that_hangs_while_loading_is_stopped_the_setting_named_and_not_tried_again(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
+    words = r"loading weights[\s\S]*raise server\.generation\.start_timeout_s"
     with (
-        pytest.raises(ServerNotReady, match=r"loading weights[\s\S]*server\.generation\.start_timeout_s"),
-        open_server(make_spec("hang", start_timeout_s=1), tmp_path),
+        pytest.raises(ServerNotReady, match=words) as caught,
+        open_server(make_spec("hang", start_timeout_s=3), tmp_path),
     ):
         pass
+    assert not caught.value.retryable
+    assert ServerDied.retryable
+    assert list(all_records()) == []
+
+
+def test_a_server_that_hangs_after_it_was_ready_is_stopped_so_that_another_attempt_starts_a_new_one(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_ATTACH_LIMIT_S", 0.2)
+    monkeypatch.setattr(readiness, "_TIMEOUT", 0.2)
+    with open_server(make_spec(), tmp_path) as server:
+        pass
+    os.kill(server.pid, signal.SIGSTOP)
+    with (
+        pytest.raises(ServerStalled, match="It was ready before, so it hangs") as caught,
+        open_server(make_spec(), tmp_path),
+    ):
+        pass
+    assert caught.value.retryable
     assert list(all_records()) == []
 
 
@@ -233,13 +306,79 @@ def test_a_step_killed_while_its_server_loads_leaves_it_to_the_next_step(
     spec = make_spec("slow")
     step = multiprocessing.get_context("fork").Process(target=use_server, args=(spec, tmp_path, 0))
     step.start()
-    wait_for(lambda: any(record.watcher for record in running_servers()))
+    wait_for(lambda: any(record.process for record in running_servers()))
     loading = running_servers()[0]
     step.kill()
     step.join()
     with open_server(spec, tmp_path) as server:
         assert loading.process is not None
         assert server.pid == loading.process.pid
+
+
+@pytest.mark.parametrize("killed_in", ["start_process", "replace"])
+def test_a_step_killed_while_it_starts_a_server_leaves_nothing_behind_for_long(
+    killed_in: str, make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the server is started, and after that but before its process is written down."""
+    step = multiprocessing.get_context("fork").Process(
+        target=start_and_be_killed, args=(killed_in, make_spec(idle_timeout_s=1), tmp_path)
+    )
+    step.start()
+    step.join(20)
+    assert step.exitcode == -signal.SIGKILL
+    (record,) = running_servers()
+    assert record.process is None
+    assert "just being started" in str(record)
+    assert bool(find_family(None, record.marker)) == (killed_in == "replace")
+    wait_for(lambda: list(all_records()) == [] and find_family(None, record.marker) == [])
+    assert not record.sockets.exists()
+
+
+def test_an_interrupted_start_leaves_nothing_behind(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = starting.start_process
+    seen: list[ServerRecord] = []
+
+    def interrupted(argv: tuple[str, ...], *rest: object, **named: object) -> ProcessIdentity:
+        process = real(argv, *rest, **named)  # type: ignore[arg-type]
+        if "eagle3_pipeline.serving.watcher" not in argv:
+            seen.extend(all_records())
+            raise KeyboardInterrupt
+        return process
+
+    monkeypatch.setattr(starting, "start_process", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_server(make_spec(), tmp_path).__enter__()
+    assert list(all_records()) == []
+    assert find_family(None, seen[0].marker) == []
+    watcher = seen[0].watcher
+    assert watcher is not None
+    wait_for(lambda: not watcher.alive())
+
+
+def test_sockets_of_a_server_have_a_short_folder_that_goes_with_the_server(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/inherited")
+    for end in (lambda: stop_servers(()), lambda: os.kill(server.pid, signal.SIGKILL)):
+        with open_server(make_spec(idle_timeout_s=1), tmp_path) as server:
+            folder = Path(psutil.Process(server.pid).environ()["VLLM_RPC_BASE_PATH"])
+            assert folder == server.record.sockets
+            assert len(f"{folder}/") + 36 < 107
+            assert folder.stat().st_mode & 0o777 == 0o700
+            with socket.socket(socket.AF_UNIX) as left_behind:
+                left_behind.bind(str(folder / "5f3c"))
+        end()
+        wait_for(lambda: list(all_records()) == [])
+        assert not folder.exists()
+
+
+def test_extra_env_of_the_recipe_wins_over_what_we_set(make_spec: SpecMaker, tmp_path: Path) -> None:
+    spec = make_spec()
+    spec = replace(spec, env={**spec.env, "VLLM_RPC_BASE_PATH": "/own"})
+    with open_server(spec, tmp_path) as server:
+        assert psutil.Process(server.pid).environ()["VLLM_RPC_BASE_PATH"] == "/own"
 
 
 def test_two_processes_that_start_at_once_share_one_server(make_spec: SpecMaker, tmp_path: Path) -> None:
@@ -292,6 +431,22 @@ def use_server(spec: ServerSpec, folder: Path, seconds: float) -> None:
     with open_server(spec, folder) as server:
         (folder / f"pid-{os.getpid()}").write_text(json.dumps(server.pid))
         time.sleep(seconds)
+
+
+def start_and_be_killed(where: str, spec: ServerSpec, folder: Path) -> None:
+    real: Callable[..., ProcessIdentity] = starting.start_process
+
+    def start(argv: tuple[str, ...], *rest: object, **named: object) -> ProcessIdentity:
+        is_server = "eagle3_pipeline.serving.watcher" not in argv
+        if is_server and where == "start_process":
+            os.kill(os.getpid(), signal.SIGKILL)
+        process = real(argv, *rest, **named)
+        if is_server:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return process
+
+    starting.start_process = start  # in this process alone
+    open_server(spec, folder).__enter__()
 
 
 def stale_record(spec: ServerSpec, process: ProcessIdentity) -> ServerRecord:

@@ -1,0 +1,110 @@
+"""Starting a server with its watcher. Whoever calls this holds the lease.
+
+The record is written first, then the watcher is started, then the server. So there is no moment at which a
+kill leaves a server without a watcher or without a record.
+"""
+
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+from eagle3_pipeline.errors import ServerRefused
+from eagle3_pipeline.serving.process import MARKER_VARIABLE, ProcessIdentity, describe, start_process
+from eagle3_pipeline.serving.record import ServerRecord, new_record
+from eagle3_pipeline.serving.specification import ServerSpec, import_path
+from eagle3_pipeline.serving.stopping import stop_server
+
+logger = logging.getLogger(__name__)
+
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+
+
+def start_server(spec: ServerSpec, gpus: tuple[str, ...], log_folder: Path) -> ServerRecord:
+    """Start the server of `spec` on physical GPUs, watched; raises ServerRefused when it cannot be run."""
+    log_folder = log_folder.absolute()
+    log_folder.mkdir(parents=True, exist_ok=True)
+    marker = uuid.uuid4().hex
+    record = new_record(
+        fingerprint=spec.fingerprint,
+        served_name=spec.served_name,
+        phase=spec.phase,
+        gpus=gpus,
+        port=_free_port(spec),
+        log=str(log_folder / f"{spec.phase}-{time.strftime('%Y%m%dT%H%M%S')}-{marker[:6]}.log"),
+        marker=marker,
+        idle_timeout_s=spec.settings.idle_timeout_s,
+    )
+    record.write()
+    try:
+        record = watch_server(record)
+        record = dataclasses.replace(record, process=_run(spec, record))
+        record.write()
+    except BaseException:
+        stop_server(record)  # an interrupted start too: the marker finds what came of it
+        raise
+    logger.info("started %s; its log is %s", record, record.log)
+    return record
+
+
+def watch_server(record: ServerRecord) -> ServerRecord:
+    """Start a watcher for the server of a record of this user; the record with it in, written."""
+    argv = (sys.executable, "-m", "eagle3_pipeline.serving.watcher", str(record.path))
+    env = dict(os.environ)
+    if (path := import_path()) is not None:
+        env["PYTHONPATH"] = path
+    log = Path(record.log).with_suffix(".watcher.log")
+    with record.hold_life() as life:
+        watcher = start_process(argv, env, log, Path("/"), keep=(life,))
+    record = dataclasses.replace(record, watcher=watcher)
+    record.write()
+    return record
+
+
+def _run(spec: ServerSpec, record: ServerRecord) -> ProcessIdentity:
+    record.sockets.mkdir(mode=0o700)
+    # A key of the user's shell would lock out our own requests; the server listens on the loopback only.
+    inherited = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+    ours = {SOCKETS_VARIABLE: str(record.sockets)}
+    env = {**inherited, **ours, **spec.env, MARKER_VARIABLE: record.marker}
+    argv = (*spec.argv, "--port", str(record.port))
+    log = Path(record.log)
+    try:
+        with record.hold_life() as life:
+            return start_process(argv, env, log, log.parent, keep=(life,))
+    except OSError as error:
+        raise ServerRefused(
+            f"{argv[0]} cannot be run ({error.strerror}). "
+            f"Set server.{spec.phase}.python to a Python that has vLLM."
+        ) from error
+
+
+def _free_port(spec: ServerSpec) -> int:
+    """The recipe's port, or a free one. Raises ServerRefused, naming who holds the recipe's port."""
+    wanted = spec.settings.port or 0
+    with socket.socket() as probe:
+        # As the server does it: connections that just ended (TIME_WAIT) hold no port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise ServerRefused(
+                f"port {wanted} of server.{spec.phase}.port is held by {_holder_of(wanted)}. "
+                "End that, choose another port, or leave the port out to get a free one."
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _holder_of(port: int) -> str:
+    for connection in psutil.net_connections("tcp"):
+        if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+            continue
+        if connection.laddr.port == port and connection.pid:
+            return describe(connection.pid)
+    return "a process of another user (see `ss -ltnp` as root)"
