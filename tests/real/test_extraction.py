@@ -14,7 +14,6 @@ from eagle3_pipeline.serving.server import open_server, stop_servers
 from eagle3_pipeline.serving.specification import extraction_server
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import audit, invent, make_lineage
-from tests.models import make_deepseek
 
 CHUNK = 256  # tokens in one prefill step of the server: the longest samples take several
 
@@ -33,12 +32,8 @@ def _reference(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.T
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("architecture", ["llama", "deepseek"])
-def test_captured_states_are_those_of_a_hugging_face_forward(
-    architecture: str, tmp_path: Path, tiny_llama: Path
-) -> None:
-    model = tiny_llama if architecture == "llama" else make_deepseek(tmp_path / "deepseek")
-    config = json.loads((model / "config.json").read_text())
+def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tiny_llama: Path) -> None:
+    config = json.loads((tiny_llama / "config.json").read_text())
     last, hidden = config["num_hidden_layers"], config["hidden_size"]
     layers = (1, 2, last)
     random.seed(0)
@@ -51,7 +46,7 @@ def test_captured_states_are_those_of_a_hugging_face_forward(
         make_lineage(
             tmp_path,
             [samples],
-            facts={"model_path": str(model), "num_layers": last, "hidden_size": hidden},
+            facts={"model_path": str(tiny_llama), "num_layers": last, "hidden_size": hidden},
             server={
                 "max_model_len": 2048,
                 "enforce_eager": True,
@@ -76,7 +71,7 @@ def test_captured_states_are_those_of_a_hugging_face_forward(
     for index, sample in enumerate(samples[:8]):
         found = reader[index]
         assert found["token_ids"].tolist() == sample.token_ids
-        expected = _reference(model, sample.token_ids, layers)
+        expected = _reference(tiny_llama, sample.token_ids, layers)
         cosine = torch.cosine_similarity(found["hidden_states"].float(), expected, dim=-1)
         assert cosine.mean(dim=0).min() > 0.999, (sample.sample_id, cosine.mean(dim=0))
 
