@@ -43,7 +43,7 @@ ui: setup  ## the Dagster web UI and daemon on http://127.0.0.1:3000
 lock: setup  ## resolve requirements/lock-*.txt again from pyproject.toml and pins.txt
 	@$(VENV)/python requirements/lock.py
 
-clean:  ## remove .venv and caches; keeps data/ and .dagster/ (for those there is `eagle3 clean`)
+clean:  ## remove .venv and caches; keeps what was made, data/ and .dagster/
 	@rm -rf .venv .setup.log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@rm -rf build *.egg-info
 	@find . -name __pycache__ -type d -not -path './data/*' -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@
 #   all         web UI and daemon; when one of them ends, the other is stopped and its status is passed on (default)
 #   webserver   the web UI alone
 #   daemon      schedules, sensors and the run queue; runs, and with them vLLM, start from here
-#   anything    else is run as a command, e.g. `eagle3 plan --recipe kimi-k2.5-8gpu`
+#   anything    else is run as a command, e.g. `eagle3 status --recipe kimi-k2.5-8gpu`
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
