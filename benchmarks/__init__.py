@@ -1,0 +1,1 @@
+"""What is measured: scripts that write their numbers to benchmarks/results/."""
