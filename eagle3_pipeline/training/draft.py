@@ -31,6 +31,12 @@ _HEAD_DIM = 128
 _QUERIES_PER_KEY = 8
 # speculators' resolve_draft_intermediate_size: a dense draft of a target that has only routed experts.
 _MLP_RATIO = 3
+# Norms of a new draft. The states of middle layers can be twenty times as large as those of the first
+# ones (SmolLM2: 60 to 3) and as what a new layer adds: unnormed, they drown both.
+NEW_NORMS = {"norm_before_residual": True, "fc_norm": True, "norm_before_fc": False, "norm_output": False}
+# Random states under the target's own final norm are certain of wrong tokens: for SmolLM2 the loss of a
+# step starts at 14.1, with half of the norm at 8.4; chance is 6.6.
+_NORM_SHARE = 0.5
 FROZEN = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
@@ -127,7 +133,7 @@ def new_draft(
 ) -> Eagle3DraftModel:
     """A draft with random weights by `seed` and all that comes from the target; raises BadInput.
 
-    Its head starts as the target's rows of the draft's tokens, its final norm as the target's.
+    Its head starts as the target's rows of the draft's tokens, its final norm as half of the target's.
     """
     layer = config.transformer_layer_config
     if (layer.vocab_size, layer.hidden_size) != tuple(weights.embedding.shape):
@@ -144,7 +150,7 @@ def new_draft(
         model.verifier_lm_head.weight = torch.nn.Parameter(rows.clone(), requires_grad=False)
         model.verifier_norm.weight = torch.nn.Parameter(weights.norm.float(), requires_grad=False)
         model.lm_head.weight.copy_(rows)
-        model.norm.weight.copy_(weights.norm)
+        model.norm.weight.copy_(weights.norm * _NORM_SHARE)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in FROZEN and (train_head or name != "lm_head.weight"))
     return model

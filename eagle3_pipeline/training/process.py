@@ -12,7 +12,13 @@ import torch
 from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.training.batches import split_samples
 from eagle3_pipeline.training.checkpoint import Checkpoints
-from eagle3_pipeline.training.draft import layer_config, new_draft, speculator_config, trained_parameters
+from eagle3_pipeline.training.draft import (
+    NEW_NORMS,
+    layer_config,
+    new_draft,
+    speculator_config,
+    trained_parameters,
+)
 from eagle3_pipeline.training.events import emit
 from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.loop import Training
@@ -90,7 +96,7 @@ def build_model(plan: TrainingPlan) -> Any:
 def _shape(plan: TrainingPlan, weights: TargetWeights) -> tuple[Any, dict[str, bool]]:
     if plan.base_draft is not None:
         return read_base_config(Path(plan.base_draft), weights, plan.layers[:-1])
-    return layer_config(weights.config, len(plan.layers) - 1), {}
+    return layer_config(weights.config, len(plan.layers) - 1), NEW_NORMS
 
 
 def _wait_for(lock: Any, folder: Path) -> None:

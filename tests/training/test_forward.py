@@ -8,6 +8,7 @@ import torch
 from speculators.losses import resolve_loss_config
 
 from eagle3_pipeline.training.batches import Batch, pack
+from eagle3_pipeline.training.draft import NEW_NORMS
 from eagle3_pipeline.training.forward import train_forward
 from tests.training.tiny import HIDDEN, draft, memory
 
@@ -17,6 +18,7 @@ _VARIANTS = [
     {"norm_before_residual": True, "norm_output": True},
     {"fc_norm": True},
     {"norm_before_fc": True},
+    NEW_NORMS,
 ]
 
 
@@ -58,7 +60,9 @@ def _reference_loss(model: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("norms", _VARIANTS, ids=["plain", "residual and output", "fc each", "fc whole"])
+@pytest.mark.parametrize(
+    "norms", _VARIANTS, ids=["plain", "residual and output", "fc each", "fc whole", "new"]
+)
 def test_loss_and_every_gradient_are_those_of_speculators(
     kind: str, norms: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
