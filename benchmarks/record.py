@@ -32,9 +32,7 @@ def record(name: str, numbers: dict[str, Any]) -> Path:
 def machine() -> dict[str, Any]:
     """Processor, cores and memory of this machine; no name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown"
-    )
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": models[0] if models else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
