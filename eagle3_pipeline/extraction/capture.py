@@ -108,9 +108,8 @@ class Capture:
                 cause = error.last_attempt.exception()
                 raise ServerStalled(
                     f"the extraction server lives, but a sample of {len(token_ids)} tokens failed "
-                    f"{_ATTEMPTS} times, "
-                    f"at last with: {cause}. See the server's log, then materialise hidden_state_shards "
-                    "again: finished parts are kept."
+                    f"{_ATTEMPTS} times, at last with: {cause}. See the server's log, then materialise "
+                    "hidden_state_shards again: finished parts are kept."
                 ) from cause
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
@@ -151,8 +150,8 @@ class Capture:
         except (ValueError, KeyError, TypeError) as error:
             raise ServerRefused(
                 "the server's reply names no kv_transfer_params.hidden_states_path "
-                f"({reply.text[:200]}). It runs "
-                "without the hidden-states connector: stop it, so that it is started with the right flags."
+                f"({reply.text[:200]}). It runs without the hidden-states connector: stop it, so that it is "
+                "started with the right flags."
             ) from error
         if path.parent.resolve() != self._staging.resolve():
             raise ServerRefused(

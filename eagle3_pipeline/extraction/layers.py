@@ -48,8 +48,7 @@ def check_layers(ids: Sequence[int], num_layers: int) -> None:
         )
     if listed[-1] != num_layers:
         raise RecipeError(
-            f"extraction.layers {listed} lacks {num_layers}, the last layer's output before the final "
-            "norm, which "
-            f"training needs. Ids of outputs of layers (SGLang, SpecForge) must be raised by one. Use "
-            f"{[*listed, num_layers]}."
+            f"extraction.layers {listed} lacks {num_layers}, the last layer's output before the final norm, "
+            "which training needs. Ids of outputs of layers (SGLang, SpecForge) must be raised by one. "
+            f"Use {[*listed, num_layers]}."
         )

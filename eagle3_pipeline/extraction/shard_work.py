@@ -74,9 +74,8 @@ class ShardWork:
         if count > max(1.0, MAX_QUARANTINED_SHARE * total):
             raise QualityError(
                 f"{count} of {total} samples of {self.place.shard} have unusable hidden states "
-                f"({dict(self._quarantined)}), at most {MAX_QUARANTINED_SHARE:.0%} are tolerated. Look "
-                "at the "
-                "extraction server's flags and log (prefix caching, dtype, layers), then materialise "
+                f"({dict(self._quarantined)}), at most {MAX_QUARANTINED_SHARE:.0%} are tolerated. Look at "
+                "the extraction server's flags and log (prefix caching, dtype, layers), then materialise "
                 "hidden_state_shards again: finished parts are kept."
             )
 

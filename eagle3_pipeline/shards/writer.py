@@ -77,9 +77,8 @@ class ShardWriter:
             header = read_header(path)
             if header.file_bytes != record["bytes"] or header.layout != self.layout:
                 raise DamagedFile(
-                    f"{path}: {header.file_bytes} bytes of {header.layout}, expected {record['bytes']} "
-                    "bytes of "
-                    f"{self.layout}. Delete {self.folder} and materialise hidden_state_shards again."
+                    f"{path}: {header.file_bytes} bytes of {header.layout}, expected {record['bytes']} bytes "
+                    f"of {self.layout}. Delete {self.folder} and materialise hidden_state_shards again."
                 )
             self._list(path, header.sample_ids, header.tokens)
         listed = set(self.parts)

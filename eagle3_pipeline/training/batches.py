@@ -148,8 +148,8 @@ def split_samples(source: SampleSource, validation_share: float, seed: int) -> S
     if len(usable) < 2:
         raise MissingInput(
             f"{len(usable)} of {len(source)} samples have a token to learn from, expected at least 2 (one "
-            "trains, one "
-            "judges). Look at the completions in sample_audit, and at extraction.max_sample_tokens."
+            "trains, one judges). "
+            "Look at the completions in sample_audit, and at extraction.max_sample_tokens."
         )
     dropped = len(source) - len(usable)
     if dropped:

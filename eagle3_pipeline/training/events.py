@@ -60,8 +60,7 @@ def describe(event: dict[str, Any]) -> str | None:
         return (
             f"step {event['step']:,}/{event['steps']:,}, epoch {event['epoch'] + 1}/{event['epochs']}: loss "
             f"{event['loss']:.3f}, accuracy {_percent(event['accuracy'])}, "
-            f"{event['tokens_per_second']:,.0f} tokens/s, "
-            f"{_duration(event['seconds_left'])} left"
+            f"{event['tokens_per_second']:,.0f} tokens/s, {_duration(event['seconds_left'])} left"
         )
     if kind == "epoch":
         best = " (best so far)" if event["is_best"] else ""

@@ -160,8 +160,8 @@ class Training:
         at = self.progress
         return (
             f"{what}loss {value} at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1}: samples "
-            f"{', '.join(names)}), expected a finite number; {cause}. Weights up to the last checkpoint "
-            "are kept. "
+            f"{', '.join(names)}), expected a finite number; {cause}. "
+            "Weights up to the last checkpoint are kept. "
             f"{'Make their shard again' if damaged else 'Lower training.learning_rate'}, then start again."
         )
 

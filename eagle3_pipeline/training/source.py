@@ -20,8 +20,8 @@ class ShardSource:
         found = self._reader.layout.layer_ids
         if tuple(found) != layers:
             raise DamagedFile(
-                f"the shards hold the layers {list(found)}, expected {list(layers)}: make the hidden "
-                "states again"
+                f"the shards hold the layers {list(found)}, expected {list(layers)}: "
+                "make the hidden states again"
             )
         self._masks: list[torch.Tensor] = []
         for folder in folders:

@@ -51,8 +51,8 @@ def read_target_weights(model: Path) -> TargetWeights:
     if embedding.shape != head.shape or norm.shape != embedding.shape[1:]:
         raise BadInput(
             f"{model}: embedding {list(embedding.shape)}, head {list(head.shape)} and final norm "
-            f"{list(norm.shape)} do "
-            "not belong together, or are quantized: a draft needs all three unquantized"
+            f"{list(norm.shape)} do not belong together, or are quantized: a draft needs all three "
+            "unquantized"
         )
     if config.get("model_type") in _ONE_PLUS_WEIGHT:
         norm = norm.float() + 1

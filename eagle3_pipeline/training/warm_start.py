@@ -38,8 +38,7 @@ def read_base_config(
     if tuple(ids) != layers:
         raise BadInput(
             f"the base draft {base} draws on the layers {list(ids)}, extraction.layers has {list(layers)} "
-            "before the "
-            f"last: set it to {[*ids, int(weights.config['num_hidden_layers'])]}"
+            f"before the last: set it to {[*ids, int(weights.config['num_hidden_layers'])]}"
         )
     shape = config.get("transformer_layer_config") or config
     wanted = (
@@ -85,8 +84,8 @@ def load_base(model: Any, base: Path) -> None:
     if missing or strange or shapes:
         raise BadInput(
             f"the base draft {base} does not fit: missing {missing or 'nothing'}, unknown "
-            f"{strange or 'nothing'}, other "
-            f"shapes {shapes or 'none'}. Known renamings: {dict(RENAMED)}. Take another base draft, or none."
+            f"{strange or 'nothing'}, other shapes {shapes or 'none'}. Known renamings: {dict(RENAMED)}. "
+            "Take another base draft, or none."
         )
     with torch.no_grad():
         for name, value in tensors.items():

@@ -78,8 +78,7 @@ def build_mapping(
     if strange := sorted(set(counts) - known):
         raise BadInput(
             f"token ids {strange[:5]} in the completions, but the target has {vocab_size:,} tokens: they "
-            "were made "
-            "by another model. Make the samples again."
+            "were made by another model. Make the samples again."
         )
     wanted = min(draft_tokens, vocab_size)
     if wanted < draft_tokens:
@@ -94,9 +93,8 @@ def build_mapping(
         )
     if len(known) < wanted:
         logger.warning(
-            "the completions have %s distinct tokens, fewer than the draft's %s: %s tokens that never "
-            "occur fill up. "
-            "Lower vocabulary.draft_tokens or collect more samples.",
+            "the completions have %s distinct tokens, fewer than the draft's %s: %s tokens that never occur "
+            "fill up. Lower vocabulary.draft_tokens or collect more samples.",
             f"{len(known):,}",
             f"{wanted:,}",
             f"{wanted - len(known):,}",
@@ -185,8 +183,7 @@ def read_base_mapping(base: Path, vocab_size: int) -> "tuple[torch.Tensor, torch
         if rows != vocab_size:
             raise BadInput(
                 f"the base draft {base} has a head of {rows} tokens and no d2t, while the target has "
-                f"{vocab_size}: "
-                "which tokens it proposes is unknown. Take another base draft, or none."
+                f"{vocab_size}: which tokens it proposes is unknown. Take another base draft, or none."
             )
         return torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.bool)
     d2t = found["d2t"].to(torch.int64)
@@ -194,8 +191,7 @@ def read_base_mapping(base: Path, vocab_size: int) -> "tuple[torch.Tensor, torch
     if len(d2t) != rows or not len(targets) or int(targets.min()) < 0 or int(targets.max()) >= vocab_size:
         raise BadInput(
             f"the base draft {base} has a d2t of {len(d2t)} offsets for a head of {rows} tokens that leads "
-            "to "
-            f"tokens up to {int(targets.max())}; the target has {vocab_size}. It is a draft of another "
+            f"to tokens up to {int(targets.max())}; the target has {vocab_size}. It is a draft of another "
             "target."
         )
     t2d = torch.zeros(vocab_size, dtype=torch.bool)
