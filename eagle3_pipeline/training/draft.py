@@ -7,7 +7,6 @@ Embedding, verifier head and verifier norm are the target's and frozen; they sta
 Everything that is trained is float32.
 """
 
-import copy
 import logging
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.training.rope import rope_parameters
 from eagle3_pipeline.training.target_weights import TargetWeights
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def layer_config(target: dict[str, Any], aux_layers: int) -> PretrainedConfig:
         max_position_embeddings=target.get("max_position_embeddings", 2048),
         initializer_range=target.get("initializer_range", 0.02),
         rms_norm_eps=target.get("rms_norm_eps", 1e-6),
-        rope_parameters=_rope(target),
+        rope_parameters=rope_parameters(target),
         attention_bias=False,
         mlp_bias=False,
         tie_word_embeddings=False,
@@ -76,21 +76,6 @@ def layer_config(target: dict[str, Any], aux_layers: int) -> PretrainedConfig:
         num_aux_hidden_states=aux_layers,
         dtype="bfloat16",
     )
-
-
-def _rope(target: dict[str, Any]) -> dict[str, Any]:
-    """Rotary settings in transformers 5's form; several per layer type become the one of full attention."""
-    rope = copy.deepcopy(target.get("rope_parameters") or {})
-    if "full_attention" in rope:
-        rope = rope["full_attention"]
-    if not rope:
-        rope = copy.deepcopy(target.get("rope_scaling") or {})
-        rope["rope_theta"] = target.get("rope_theta", 10000.0)
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    # Multimodal targets rotate parts of a head by image coordinates; text positions are all the same.
-    if rope["rope_type"] == "mrope" or "mrope_section" in rope:
-        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return rope
 
 
 def speculator_config(

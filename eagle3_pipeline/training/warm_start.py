@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.training.rope import rope_parameters
 from eagle3_pipeline.training.target_weights import TargetWeights
 
 # The names of the EAGLE-3 authors' code and of SpecForge on the left, speculators' on the right.
@@ -44,13 +45,13 @@ def read_base_config(
     wanted = (
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
         *("hidden_act", "attention_bias", "initializer_range", "rms_norm_eps"),
-        *("max_position_embeddings", "rope_parameters"),
+        "max_position_embeddings",
     )
     values = {name: shape[name] for name in wanted if shape.get(name) is not None}
-    values.setdefault("rope_parameters", _rope(shape))
     kind = Qwen3Config if shape.get("model_type") == "qwen3" else LlamaConfig
     layer = kind(
         **values,
+        rope_parameters=rope_parameters(shape),
         vocab_size=weights.config["vocab_size"],
         num_hidden_layers=1,
         tie_word_embeddings=False,
@@ -59,13 +60,6 @@ def read_base_config(
         dtype="bfloat16",
     )
     return layer, {flag: bool(nested.get(flag, config.get(flag, False))) for flag in _NORM_FLAGS}
-
-
-def _rope(shape: dict[str, Any]) -> dict[str, Any]:
-    rope = dict(shape.get("rope_scaling") or {})
-    rope["rope_theta"] = shape.get("rope_theta", 10000.0)
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    return rope
 
 
 def load_base(model: Any, base: Path) -> None:
