@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from eagle3_pipeline.duration import in_words
+
 _logger = logging.getLogger(__name__)
 
 
@@ -52,5 +54,5 @@ class Progress:
         left_out = f", {self._left_out} quarantined" if self._left_out else ""
         return (
             f"extraction: {reached:,}/{self._total:,} samples, {self._tokens / seconds:,.0f} tokens/s, "
-            f"{self._bytes / 2**20:,.0f} MiB of states{left_out}, about {left / 60:.1f} min left"
+            f"{self._bytes / 2**20:,.0f} MiB of states{left_out}, about {in_words(left)} left"
         )

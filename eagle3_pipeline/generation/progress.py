@@ -8,6 +8,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
+from eagle3_pipeline.duration import in_words
+
 _WINDOW_S = 30.0
 # Before so many replies a rate says nothing, and no time left is given.
 _LEAST_REPLIES = 8
@@ -99,11 +101,5 @@ class Pulse:
 
 
 def _range(least: float, most: float) -> str:
-    low, high = _duration(least), _duration(most)
+    low, high = in_words(least), in_words(most)
     return f"about {low}" if low == high else f"{low} to {high}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

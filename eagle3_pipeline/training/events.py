@@ -14,6 +14,7 @@ import sys
 from typing import Any, TextIO
 
 from eagle3_pipeline import errors
+from eagle3_pipeline.duration import in_words
 from eagle3_pipeline.errors import Eagle3Error
 
 MARK = "event"
@@ -60,7 +61,7 @@ def describe(event: dict[str, Any]) -> str | None:
         return (
             f"step {event['step']:,}/{event['steps']:,}, epoch {event['epoch'] + 1}/{event['epochs']}: loss "
             f"{event['loss']:.3f}, accuracy {_percent(event['accuracy'])}, "
-            f"{event['tokens_per_second']:,.0f} tokens/s, {_duration(event['seconds_left'])} left"
+            f"{event['tokens_per_second']:,.0f} tokens/s, {in_words(event['seconds_left'])} left"
         )
     if kind == "epoch":
         best = " (best so far)" if event["is_best"] else ""
@@ -74,11 +75,3 @@ def describe(event: dict[str, Any]) -> str | None:
 
 def _percent(shares: list[float]) -> str:
     return " / ".join(f"{100 * share:.1f}" for share in shares) + " %"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
