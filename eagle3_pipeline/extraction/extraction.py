@@ -121,7 +121,7 @@ def _stream(
     from eagle3_pipeline.extraction.capture import Capture
     from eagle3_pipeline.extraction.plan import plan_shard
     from eagle3_pipeline.extraction.progress import Progress
-    from eagle3_pipeline.extraction.shard_work import ShardWork
+    from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
     from eagle3_pipeline.extraction.stream import stream
     from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, read_samples
 
@@ -129,7 +129,7 @@ def _stream(
     longest = longest_sample(lineage)
     sources = {shard: lineage.synthetic_samples(shard) for shard in missing}
 
-    def works() -> Iterator[ShardWork]:
+    def works() -> Iterator[ShardExtraction]:
         for shard, source in sources.items():
             plan = plan_shard(
                 read_samples(source.folder / SAMPLES_NAME),
@@ -137,7 +137,7 @@ def _stream(
                 longest=longest,
             )
             place = lineage.hidden_state_shards(shard)
-            yield ShardWork(place, plan, layout, int(recipe.extraction.part_gib * 2**30))
+            yield ShardExtraction(place, plan, layout, int(recipe.extraction.part_gib * 2**30))
 
     async def run() -> None:
         progress = Progress(sum(int(source.require().facts["samples"]) for source in sources.values()))

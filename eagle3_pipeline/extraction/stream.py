@@ -20,17 +20,17 @@ from eagle3_pipeline.extraction.capture import Capture, SampleRefusedError
 from eagle3_pipeline.extraction.checks import reason_against
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.extraction.progress import Progress
-from eagle3_pipeline.extraction.shard_work import Outcome, ShardWork
+from eagle3_pipeline.extraction.shard_extraction import Outcome, ShardExtraction
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.shards.format import ShardLayout
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_Queued = tuple[ShardWork, PlannedSample | None, asyncio.Task[Outcome] | None]
+_Queued = tuple[ShardExtraction, PlannedSample | None, asyncio.Task[Outcome] | None]
 
 
 async def stream(
-    works: Iterable[ShardWork],
+    works: Iterable[ShardExtraction],
     capture: Capture,
     layout: ShardLayout,
     window: int,
@@ -40,10 +40,10 @@ async def stream(
     """Extract all missing samples of `works`, which are opened one by one as they are reached.
 
     At most `window` samples are between their request and the writer. `on_finished` is called on
-    this thread with each shard's manifest, in order. Raises what Capture.fetch and ShardWork raise;
+    this thread with each shard's manifest, in order. Raises what Capture.fetch and ShardExtraction raise;
     then nothing is left running, and finished shards and parts stand.
     """
-    opened: list[ShardWork] = []
+    opened: list[ShardExtraction] = []
     jobs = _jobs(works, opened, progress)
     queue: deque[_Queued] = deque()
     try:
@@ -70,8 +70,8 @@ async def stream(
 
 
 def _jobs(
-    works: Iterable[ShardWork], opened: list[ShardWork], progress: Progress
-) -> Iterator[tuple[ShardWork, PlannedSample | None]]:
+    works: Iterable[ShardExtraction], opened: list[ShardExtraction], progress: Progress
+) -> Iterator[tuple[ShardExtraction, PlannedSample | None]]:
     """Each missing sample of each shard, and None where a shard ends."""
     for work in works:
         opened.append(work)
@@ -98,7 +98,7 @@ async def _outcome(capture: Capture, sample: PlannedSample, layout: ShardLayout)
     return Outcome(None, reason) if reason else Outcome(captured)
 
 
-async def _take(work: ShardWork, sample: PlannedSample, outcome: Outcome, progress: Progress) -> None:
+async def _take(work: ShardExtraction, sample: PlannedSample, outcome: Outcome, progress: Progress) -> None:
     await _in_thread(partial(work.take, sample, outcome))
     if outcome.captured is None:
         progress.quarantined()

@@ -18,7 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from tenacity.wait import wait_random_exponential
 
 from eagle3_pipeline.errors import ServerRefused
-from eagle3_pipeline.generation.reply import Refused, Reply, Unanswered, read_reply
+from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered, read_reply
 from eagle3_pipeline.recipe.settings import Generation
 
 _PASSING_STATUS = {408, 409, 425, 429}
@@ -77,7 +77,7 @@ class GenerationClient:
         await self._http.aclose()
 
     async def ask(self, messages: list[Message]) -> Reply:
-        """The reply to a conversation; raises Refused, Unanswered, ServerRefused and ServerError."""
+        """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
         body = {"model": self._model, "messages": messages, "return_token_ids": True, **self.sampling}
         async with self._slots:
             async for attempt in AsyncRetrying(
@@ -125,7 +125,7 @@ def _judge(response: httpx.Response) -> Reply:
         return read_reply(body)
     text = response.text[:500]
     if status == 400:
-        raise Refused(text)
+        raise RequestRefused(text)
     if status in _PASSING_STATUS or status >= 500:
         wait_s = _retry_after_s(response.headers.get("retry-after"))
         raise Unanswered(f"HTTP {status}", text, again=True, retry_after_s=wait_s)

@@ -20,7 +20,7 @@ from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.job import Job
 from eagle3_pipeline.generation.progress import Pulse
-from eagle3_pipeline.generation.shard_work import ShardWork, remove_journal
+from eagle3_pipeline.generation.shard_generation import ShardGeneration, remove_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.selection import read_prompts
@@ -100,7 +100,7 @@ def collect_samples(
     return [made[shard] for shard in shards]
 
 
-def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardWork:
+def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardGeneration:
     """The manifest of a shard that is made, or the shard taken for this process; raises Busy."""
     plan = lineage.recipe.prompts
     if shard not in plan.shards:
@@ -109,7 +109,7 @@ def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardWork:
     if (manifest := place.manifest()) is not None:
         remove_journal(place)
         return manifest
-    work = ShardWork(place, read_prompts(lineage.prompts(), plan.shards.index(shard), plan.per_shard))
+    work = ShardGeneration(place, read_prompts(lineage.prompts(), plan.shards.index(shard), plan.per_shard))
     if (manifest := place.manifest()) is not None:  # made by another process while we waited for its lock
         work.close()
         remove_journal(place)
@@ -117,7 +117,7 @@ def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardWork:
     return work
 
 
-def ask_all(lineage: Lineage, works: list[ShardWork], running: Running, on_shard: OnShard) -> None:
+def ask_all(lineage: Lineage, works: list[ShardGeneration], running: Running, on_shard: OnShard) -> None:
     """Ask a running server for all missing replies of `works`, and say every 5 s how it goes."""
     from eagle3_pipeline.generation.client import GenerationClient
 

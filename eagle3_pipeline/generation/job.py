@@ -19,8 +19,8 @@ from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.progress import Pulse
-from eagle3_pipeline.generation.reply import Refused, Reply, Unanswered
-from eagle3_pipeline.generation.shard_work import ShardWork
+from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered
+from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples.sample import Sample
 
@@ -44,7 +44,7 @@ class Job:
 
     def __init__(
         self,
-        works: list[ShardWork],
+        works: list[ShardGeneration],
         pulse: Pulse,
         breaker: Breaker,
         *,
@@ -124,7 +124,7 @@ class Job:
         name = conversation.next_id
         try:
             reply = await client.ask(conversation.messages())
-        except Refused as refusal:
+        except RequestRefused as refusal:
             self._breaker.replied()
             _logger.warning(f"{name} is refused by the server: {refusal}")
             return conversation.add_refusal(str(refusal), client.sampling, self._server)
@@ -158,7 +158,7 @@ class Job:
                 if work.name in by_shard:
                     await self._record(work, by_shard[work.name])
 
-    async def _record(self, work: ShardWork, samples: list[Sample]) -> None:
+    async def _record(self, work: ShardGeneration, samples: list[Sample]) -> None:
         await asyncio.to_thread(work.record, samples)
         if work.is_complete:
             manifest = await asyncio.to_thread(work.finish)

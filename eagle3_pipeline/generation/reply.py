@@ -17,7 +17,7 @@ class Reply:
     reasoning: str
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server answered HTTP 400: it will never answer this request."""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.prompts.conversation import Conversation, Refused
+from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected
 
 _UNKNOWN_REPLY = "."  # stands for the target's reply between two user turns: templates want one there
 
@@ -28,21 +28,21 @@ class ChatLength:
             raise BadInput(f"{self._model_path} has no chat template: an instruction-tuned target is wanted.")
         return tokenizer
 
-    def __call__(self, conversation: Conversation) -> int:
+    def __call__(self, parsed: ParsedPrompt) -> int:
         """Tokens up to the place where the target answers the last user turn.
 
-        Replies in between are not known yet and count as one character. Raises Refused if the
+        Replies in between are not known yet and count as one character. Raises RowRejected if the
         chat template does (one without system messages, for example), and BadInput if there is none.
         """
         from jinja2 import TemplateError
 
-        messages = [{"role": "system", "content": conversation.system}] if conversation.system else []
-        for number, turn in enumerate(conversation.turns):
+        messages = [{"role": "system", "content": parsed.system}] if parsed.system else []
+        for number, turn in enumerate(parsed.turns):
             if number:
                 messages.append({"role": "assistant", "content": _UNKNOWN_REPLY})
             messages.append({"role": "user", "content": turn})
         try:
             ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         except TemplateError as error:
-            raise Refused("template", str(error)) from error
+            raise RowRejected("template", str(error)) from error
         return len(ids)

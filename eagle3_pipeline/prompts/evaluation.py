@@ -1,7 +1,7 @@
 """Held-out prompt sets: read as they stand, in the order of the file."""
 
 from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.prompts.conversation import Refused, parse
+from eagle3_pipeline.prompts.parsing import RowRejected, parse
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.sources import read_file
 from eagle3_pipeline.recipe.settings import EvaluationSet
@@ -22,12 +22,12 @@ def read_set(evaluation_set: EvaluationSet) -> list[Prompt]:
     prompts = []
     for row in rows[:count]:
         try:
-            conversation = parse(row.value, row.column)
-        except Refused as refused:
+            parsed = parse(row.value, row.column)
+        except RowRejected as rejected:
             raise BadInput(
-                f"evaluation set {evaluation_set.name}: {row.where} gives no prompt ({refused}). "
+                f"evaluation set {evaluation_set.name}: {row.where} gives no prompt ({rejected}). "
                 "Mend or remove the row."
-            ) from refused
+            ) from rejected
         source = evaluation_set.name
-        prompts.append(Prompt.create(conversation.turns, system=conversation.system, source=source))
+        prompts.append(Prompt.create(parsed.turns, system=parsed.system, source=source))
     return prompts

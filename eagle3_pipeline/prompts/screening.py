@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from eagle3_pipeline.prompts.conversation import Conversation, Reason, Refused, parse
 from eagle3_pipeline.prompts.near_duplicates import NearDuplicates, shingles
+from eagle3_pipeline.prompts.parsing import ParsedPrompt, Reason, RowRejected, parse
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.sources import Row
 
@@ -32,12 +32,12 @@ class Screening:
     def __init__(
         self,
         *,
-        tokens_of: Callable[[Conversation], int],
+        tokens_of: Callable[[ParsedPrompt], int],
         max_prompt_tokens: int,
         near_duplicate_similarity: float,
         held_out: Iterable[Prompt] = (),
     ) -> None:
-        """`tokens_of` counts tokens of a conversation, see ChatLength; rows near `held_out` are refused."""
+        """`tokens_of` counts the tokens of a parsed row, see ChatLength; rows near `held_out` are refused."""
         self._tokens_of = tokens_of
         self._max_prompt_tokens = max_prompt_tokens
         self._texts: dict[tuple[str, ...], str] = {}
@@ -52,35 +52,35 @@ class Screening:
     def judge(self, row: Row) -> Prompt | Rejection:
         """The prompt of a row, remembered for the rows to come, or why there is none."""
         try:
-            conversation = parse(row.value, row.column)
-            self._check_length(conversation)
-            self._check_evaluation(conversation)
-            self._check_duplicates(conversation, row)
-        except Refused as refused:
-            return Rejection(row.where, refused.reason, refused.detail)
-        return Prompt.create(conversation.turns, system=conversation.system, source=row.source)
+            parsed = parse(row.value, row.column)
+            self._check_length(parsed)
+            self._check_evaluation(parsed)
+            self._check_duplicates(parsed, row)
+        except RowRejected as rejected:
+            return Rejection(row.where, rejected.reason, rejected.detail)
+        return Prompt.create(parsed.turns, system=parsed.system, source=row.source)
 
-    def _check_length(self, conversation: Conversation) -> None:
-        tokens = self._tokens_of(conversation)
+    def _check_length(self, parsed: ParsedPrompt) -> None:
+        tokens = self._tokens_of(parsed)
         if tokens > self._max_prompt_tokens:
             bound = self._max_prompt_tokens
-            raise Refused("too_long", f"{tokens} tokens, prompts.max_prompt_tokens is {bound}")
+            raise RowRejected("too_long", f"{tokens} tokens, prompts.max_prompt_tokens is {bound}")
 
-    def _check_evaluation(self, conversation: Conversation) -> None:
-        for turn in conversation.turns:
+    def _check_evaluation(self, parsed: ParsedPrompt) -> None:
+        for turn in parsed.turns:
             if (name := self._held_out_texts.get(_plain(turn))) is not None:
-                raise Refused("near_evaluation", f"same as one of {name}")
+                raise RowRejected("near_evaluation", f"same as one of {name}")
             if (found := self._held_out.find(shingles(turn))) is not None:
-                raise Refused("near_evaluation", f"similarity {found[1]:.2f} to one of {found[0]}")
+                raise RowRejected("near_evaluation", f"similarity {found[1]:.2f} to one of {found[0]}")
 
-    def _check_duplicates(self, conversation: Conversation, row: Row) -> None:
-        plain = tuple(_plain(turn) for turn in conversation.turns)
+    def _check_duplicates(self, parsed: ParsedPrompt, row: Row) -> None:
+        plain = tuple(_plain(turn) for turn in parsed.turns)
         if plain in self._texts:
-            raise Refused("duplicate", f"same as {self._texts[plain]}")
+            raise RowRejected("duplicate", f"same as {self._texts[plain]}")
         # Without the system message: a long one, the same in all rows, would make all of them similar.
-        elements = frozenset().union(*(shingles(turn) for turn in conversation.turns))
+        elements = frozenset().union(*(shingles(turn) for turn in parsed.turns))
         if (found := self._kept.find(elements)) is not None:
-            raise Refused("near_duplicate", f"similarity {found[1]:.2f} to {found[0]}")
+            raise RowRejected("near_duplicate", f"similarity {found[1]:.2f} to {found[0]}")
         self._texts[plain] = row.where
         self._kept.add(row.where, elements)
 

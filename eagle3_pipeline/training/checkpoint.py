@@ -43,7 +43,7 @@ STATE_NAME = "state.json"
 
 
 @dataclass
-class Progress:
+class TrainingState:
     """Where a run stands; part of each checkpoint. `best` is the best simulated acceptance length so far."""
 
     step: int = 0
@@ -70,7 +70,7 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(
-        self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, at: Progress
+        self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, at: TrainingState
     ) -> Path:
         """Write one checkpoint, then remove all but the latest two; raises NotEnoughRoom."""
         weights = {name: one.detach().float().cpu().contiguous() for name, one in parameters.items()}
@@ -81,20 +81,20 @@ class Checkpoints:
             shutil.rmtree(old)
         return final
 
-    def save_best(self, parameters: dict[str, torch.nn.Parameter], at: Progress) -> None:
+    def save_best(self, parameters: dict[str, torch.nn.Parameter], at: TrainingState) -> None:
         """Keep these weights as the best so far."""
         weights = {name: one.detach().float().cpu().contiguous() for name, one in parameters.items()}
         self._write(self._folder / "best", {WEIGHTS_NAME: weights}, at, {})
 
-    def load_best(self, parameters: dict[str, torch.nn.Parameter]) -> Progress:
+    def load_best(self, parameters: dict[str, torch.nn.Parameter]) -> TrainingState:
         """Put the best weights into the model; raises DamagedFile."""
         state = self._verified(self._folder / "best", (WEIGHTS_NAME,))
         _load_weights(self._folder / "best" / WEIGHTS_NAME, parameters)
-        return Progress(**state["progress"])
+        return TrainingState(**state["progress"])
 
     def resume(
         self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> Progress | None:
+    ) -> TrainingState | None:
         """Go on from the newest sound checkpoint; damaged ones are named and passed over. None: start new."""
         for path in self._found():
             try:
@@ -106,7 +106,7 @@ class Checkpoints:
                 continue
             _load_optimizer(load_file(path / OPTIMIZER_NAME), parameters, optimizer)
             torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
-            return Progress(**state["progress"])
+            return TrainingState(**state["progress"])
         return None
 
     def _set_aside(self, path: Path) -> None:
@@ -123,7 +123,11 @@ class Checkpoints:
         return [path for _, path in sorted(numbered, reverse=True)]
 
     def _write(
-        self, final: Path, tensors: dict[str, dict[str, torch.Tensor]], at: Progress, more: dict[str, Any]
+        self,
+        final: Path,
+        tensors: dict[str, dict[str, torch.Tensor]],
+        at: TrainingState,
+        more: dict[str, Any],
     ) -> None:
         size = sum(one.numel() * one.element_size() for group in tensors.values() for one in group.values())
         require_free_bytes(self._folder, size, f"checkpoint {final.name}")
@@ -155,7 +159,7 @@ class Checkpoints:
             old.rename(path)
         try:
             state: dict[str, Any] = json.loads((path / STATE_NAME).read_text())
-            Progress(**state["progress"])
+            TrainingState(**state["progress"])
             found = {name: sha256_of_file(path / name) for name in names}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path} is incomplete or no checkpoint ({error})") from error

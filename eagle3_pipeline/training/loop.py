@@ -12,7 +12,7 @@ import torch
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill, pack, plan_epoch
-from eagle3_pipeline.training.checkpoint import Checkpoints, Progress
+from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.forward import Step, train_forward
 from eagle3_pipeline.training.plan import TrainingPlan
@@ -64,14 +64,14 @@ class Training:
             plan_epoch(split, plan.tokens_per_step, plan.seed, epoch) for epoch in range(plan.epochs)
         ]
         self.steps = sum(len(batches) for batches in self._epochs)
-        self.progress = checkpoints.resume(self._parameters, self._optimizer) or Progress()
+        self.state = checkpoints.resume(self._parameters, self._optimizer) or TrainingState()
 
-    def run(self, stop: int | None = None) -> Progress:
+    def run(self, stop: int | None = None) -> TrainingState:
         """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
 
         Raises QualityError at a loss that is no number, with the batch named.
         """
-        plan, at = self._plan, self.progress
+        plan, at = self._plan, self.state
         self._emit(
             "start",
             step=at.step,
@@ -112,8 +112,8 @@ class Training:
             meter.pause()
         return at
 
-    def finish(self) -> Progress:
-        """Put the best weights into the model and return the progress at which they were reached."""
+    def finish(self) -> TrainingState:
+        """Put the best weights into the model and return the state in which they were reached."""
         return self._checkpoints.load_best(self._parameters)
 
     def _batches(self, planned: list[tuple[int, ...]]) -> Iterator[Batch]:
@@ -133,7 +133,7 @@ class Training:
     def _step(self, batch: Batch) -> tuple[float, list[Step]]:
         plan = self._plan
         for group in self._optimizer.param_groups:
-            group["lr"] = plan.learning_rate * rate_share(self.progress.step, self.steps, plan.warmup_share)
+            group["lr"] = plan.learning_rate * rate_share(self.state.step, self.steps, plan.warmup_share)
         self._optimizer.zero_grad(set_to_none=True)
         steps = train_forward(self._model, batch, plan.test_time_steps, self._dtype)
         loss = torch.stack([plan.step_decay**k * step.loss for k, step in enumerate(steps)]).sum()
@@ -157,7 +157,7 @@ class Training:
         cause = (
             f"its states are not finite in {', '.join(damaged)}" if damaged else "its states are all finite"
         )
-        at = self.progress
+        at = self.state
         return (
             f"{what}loss {value} at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1}: samples "
             f"{', '.join(names)}), expected a finite number; {cause}. "
@@ -166,7 +166,7 @@ class Training:
         )
 
     def _end_epoch(self) -> None:
-        at = self.progress
+        at = self.state
         judgement = self._validate()
         is_best = judgement.acceptance_length > at.best
         record = {"epoch": at.epoch, "step": at.step, **asdict(judgement)}

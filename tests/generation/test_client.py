@@ -10,7 +10,7 @@ import pytest
 
 from eagle3_pipeline.errors import ServerDied, ServerError, ServerRefused
 from eagle3_pipeline.generation.client import GenerationClient
-from eagle3_pipeline.generation.reply import Refused, Reply, Unanswered, read_reply
+from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered, read_reply
 from eagle3_pipeline.recipe.settings import Generation
 from tests.generation.chat_server import chat_body
 
@@ -81,7 +81,7 @@ def test_a_request_asks_for_token_ids_with_the_recipes_sampling_and_without_a_se
 
 def test_a_refusal_is_never_sent_again() -> None:
     asking = Asking(lambda request: httpx.Response(400, text="prompt is too long"))
-    with pytest.raises(Refused, match="too long"):
+    with pytest.raises(RequestRefused, match="too long"):
         asking.ask()
     assert len(asking.sent) == 1
     assert asking.troubles == []

@@ -13,7 +13,7 @@ import pytest
 from eagle3_pipeline.errors import BadInput, Busy, MissingInput, RecipeError, ServerDied
 from eagle3_pipeline.generation import collection
 from eagle3_pipeline.generation.collection import collect_samples, open_shard
-from eagle3_pipeline.generation.shard_work import ShardWork
+from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples import read_samples
@@ -103,11 +103,11 @@ def test_a_shard_whose_replies_are_all_recorded_is_finished_without_a_server(
 ) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
 
-    def killed(work: ShardWork) -> Manifest:
+    def killed(work: ShardGeneration) -> Manifest:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardWork, "finish", killed)
+        patch.setattr(ShardGeneration, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
             run_job(lineage, Answers())
     assert collect(lineage, server) == ["p2-s000"]
@@ -117,7 +117,7 @@ def test_a_shard_whose_replies_are_all_recorded_is_finished_without_a_server(
 def test_a_shard_is_never_made_by_two_processes_at_once(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 4, 2)
     other = open_shard(lineage, "p2-s001")
-    assert isinstance(other, ShardWork)
+    assert isinstance(other, ShardGeneration)
     with other, pytest.raises(Busy, match="p2-s001"):
         collect(lineage, server)
     assert server.opened == 0

@@ -258,12 +258,12 @@ def test_replies_to_prompts_of_another_plan_are_never_taken(tmp_path: Path) -> N
 
 
 def test_a_full_disk_ends_the_job_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle3_pipeline.generation.shard_work import ShardWork
+    from eagle3_pipeline.generation.shard_generation import ShardGeneration
 
-    def no_room(self: ShardWork, samples: list[Sample]) -> None:
+    def no_room(self: ShardGeneration, samples: list[Sample]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ShardWork, "record", no_room)
+    monkeypatch.setattr(ShardGeneration, "record", no_room)
     client = Answers(delays={f"p{number}-t0": 10_000 for number in range(5, 40)})
     with pytest.raises(OSError, match="No space left"):
         run_job(make_lineage(tmp_path, [1] * 40, 40), client)

@@ -11,8 +11,8 @@ from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.collection import open_shard
 from eagle3_pipeline.generation.job import Job
 from eagle3_pipeline.generation.progress import Pulse
-from eagle3_pipeline.generation.reply import Refused, Reply
-from eagle3_pipeline.generation.shard_work import ShardWork
+from eagle3_pipeline.generation.reply import Reply, RequestRefused
+from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.prompt import Prompt
@@ -116,7 +116,7 @@ class Answers:
         finally:
             self.running -= 1
         if self.kinds.get(name) == "refused":
-            raise Refused("too long")
+            raise RequestRefused("too long")
         return reply_to(messages, self.kinds.get(name, "good"))
 
 
@@ -130,7 +130,7 @@ def run_job(
     """Collect with a client instead of a server; returns the shards that were finished, in order."""
     finished: list[str] = []
     opened = [open_shard(lineage, shard) for shard in shards or lineage.recipe.shards]
-    works = [work for work in opened if isinstance(work, ShardWork)]
+    works = [work for work in opened if isinstance(work, ShardGeneration)]
     left = sum(one.turns_left for work in works for one in work.conversations)
 
     def on_shard(shard: str, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_pipeline.prompts.chat_length import ChatLength
-from eagle3_pipeline.prompts.conversation import Conversation, Refused
+from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.screening import Rejection, Screening
 from eagle3_pipeline.prompts.sources import Row
@@ -17,8 +17,8 @@ from tests.recipes import distinct_prompts
 TWELVE = "one two three four five six seven eight nine ten eleven twelve"
 
 
-def _words(conversation: Conversation) -> int:
-    return sum(len(turn.split()) for turn in conversation.turns)
+def _words(parsed: ParsedPrompt) -> int:
+    return sum(len(turn.split()) for turn in parsed.turns)
 
 
 def _screening(**changes: Any) -> Screening:
@@ -125,10 +125,10 @@ def test_rows_in_are_kept_plus_rejected_and_fewer_rows_give_a_prefix(
 
 def test_tokens_are_counted_through_the_chat_template(tiny_llama: Path) -> None:
     length = ChatLength(tiny_llama)
-    one = length(Conversation(("Please write a short letter",), None))
+    one = length(ParsedPrompt(("Please write a short letter",), None))
     assert one == len(length._tokenizer("Please write a short letter")["input_ids"]) + 4
-    assert length(Conversation(("Please write a short letter",), "A good plan")) > one
-    assert length(Conversation(("Please write a short letter", "How many eggs?"), None)) > one
+    assert length(ParsedPrompt(("Please write a short letter",), "A good plan")) > one
+    assert length(ParsedPrompt(("Please write a short letter", "How many eggs?"), None)) > one
 
 
 def test_a_template_that_refuses_a_row_is_a_reason_and_none_at_all_is_an_error(tiny_llama: Path) -> None:
@@ -137,6 +137,6 @@ def test_a_template_that_refuses_a_row_is_a_reason_and_none_at_all_is_an_error(t
         "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
         "{{ messages[0].content }}"
     )
-    assert length(Conversation(("Hi",), None)) > 0
-    with pytest.raises(Refused, match="template: System role not supported"):
-        length(Conversation(("Hi",), "Be kind."))
+    assert length(ParsedPrompt(("Hi",), None)) > 0
+    with pytest.raises(RowRejected, match="template: System role not supported"):
+        length(ParsedPrompt(("Hi",), "Be kind."))

@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_after_every_step_ends_with_the_same_bits(
     while at < steps:
         # A checkpoint after each step; the step that follows it is lost by the kill.
         training = _training(tmp_path, checkpoint_every_s=0)
-        assert training.progress.step == at
+        assert training.state.step == at
         at = min(at + 1, steps)
         training.run(stop=min(at + 1, steps) if at < steps else None)
     assert {
@@ -79,11 +79,11 @@ def test_the_newest_checkpoint_is_passed_over_with_a_warning_when_it_is_damaged(
     data[-1] ^= 1
     newest.write_bytes(data)
     training = _training(tmp_path)
-    assert training.progress.step == 2
+    assert training.state.step == 2
     assert "step-00000003 is passed over" in caplog.text
     training.run()
     assert all(torch.equal(one, weights[name]) for name, one in _weights(training).items())
-    assert training.progress.step == steps
+    assert training.state.step == steps
 
 
 def test_checkpoints_are_found_by_number_and_two_are_kept(tmp_path: Path) -> None:
@@ -92,21 +92,21 @@ def test_checkpoints_are_found_by_number_and_two_are_kept(tmp_path: Path) -> Non
     found = sorted(path.name for path in tmp_path.iterdir())
     assert found == ["best", f"step-{training.steps - 1:08d}", f"step-{training.steps:08d}"]
     (tmp_path / "step-9").mkdir()  # below the others by number, above them by name
-    assert _training(tmp_path, epochs=3).progress.step == training.steps
+    assert _training(tmp_path, epochs=3).state.step == training.steps
 
 
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Path) -> None:
     _training(tmp_path, checkpoint_every_s=0).run(stop=3)
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.tmp")
     (tmp_path / ".step-00000003.tmp" / "state.json").unlink()
-    assert _training(tmp_path).progress.step == 2
+    assert _training(tmp_path).state.step == 2
 
 
 def test_a_checkpoint_of_another_plan_is_not_continued(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _training(tmp_path, checkpoint_every_s=0).run(stop=3)
-    assert _training(tmp_path, learning_rate=5e-3).progress.step == 0
+    assert _training(tmp_path, learning_rate=5e-3).state.step == 0
     assert "of another training plan" in caplog.text
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_pipeline.prompts.conversation import Conversation, Refused, parse
+from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected, parse
 
 
 def _messages(*turns: tuple[str, Any], **row: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _share_gpt(*turns: tuple[str, Any], **row: Any) -> dict[str, Any]:
 def test_every_turn_and_the_system_message_are_kept(
     row: dict[str, Any], turns: tuple[str, ...], system: str | None
 ) -> None:
-    assert parse(row) == Conversation(turns, system)
+    assert parse(row) == ParsedPrompt(turns, system)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_every_turn_and_the_system_message_are_kept(
     ],
 )
 def test_a_row_without_a_usable_prompt_has_a_reason(row: Any, reason: str, detail: str) -> None:
-    with pytest.raises(Refused, match=f"^{reason}: .*{detail}") as caught:
+    with pytest.raises(RowRejected, match=f"^{reason}: .*{detail}") as caught:
         parse(row)
     assert caught.value.reason == reason
 
@@ -121,7 +121,7 @@ def test_a_named_column_is_taken_even_if_another_would_be_recognised() -> None:
     row = {"prompt": "no", "ask": "yes", "image": "yes too"}
     assert parse({**row, "image": None}, "ask").turns == ("yes",)
     assert parse(row, "image").turns == ("yes too",)
-    with pytest.raises(Refused, match="malformed: no column 'asks', there are: prompt, ask, image"):
+    with pytest.raises(RowRejected, match="malformed: no column 'asks', there are: prompt, ask, image"):
         parse({**row, "image": None}, "asks")
 
 
@@ -139,9 +139,9 @@ _columns = st.sampled_from(
 @given(row=st.dictionaries(_columns, _values, max_size=4) | _values)
 def test_any_row_gives_a_prompt_with_text_or_a_reason_and_never_the_text_none(row: Any) -> None:
     try:
-        conversation = parse(row)
-    except Refused:
+        parsed = parse(row)
+    except RowRejected:
         return
-    assert all(turn.strip() for turn in conversation.turns)
-    assert conversation.turns
-    assert "None" not in (*conversation.turns, conversation.system or "")
+    assert all(turn.strip() for turn in parsed.turns)
+    assert parsed.turns
+    assert "None" not in (*parsed.turns, parsed.system or "")

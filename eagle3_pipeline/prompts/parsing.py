@@ -8,7 +8,7 @@
 
 Rules: what the assistant said is left out, the target answers instead. Leading system messages, and
 a column `system`, are kept. One assistant message before the first user turn (a greeting) is
-dropped. Then user and assistant take turns; anything else is refused as `role_order`.
+dropped. Then user and assistant take turns; anything else is rejected as `role_order`.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ _ROLES = {
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
 
 
-class Refused(Exception):
+class RowRejected(Exception):
     """A row that gives no prompt: the reason that is counted, a detail for people. It never ends the step."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -50,23 +50,23 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """The user turns and the system message of a row."""
+class ParsedPrompt:
+    """The user turns and the system message of a row, before any screening."""
 
     turns: tuple[str, ...]
     system: str | None
 
 
-def parse(row: Any, column: str | None = None) -> Conversation:
-    """The conversation of a row; raises Refused."""
+def parse(row: Any, column: str | None = None) -> ParsedPrompt:
+    """What the user says in a row; raises RowRejected."""
     if not isinstance(row, dict):
-        raise Refused("malformed", f"expected an object, found {row!r:.80}")
+        raise RowRejected("malformed", f"expected an object, found {row!r:.80}")
     for name in _MEDIA_COLUMNS:
         if name != column and row.get(name):
-            raise Refused("multimodal", f"column {name}")
+            raise RowRejected("multimodal", f"column {name}")
     name = column or _recognise(row)
     if name not in row:
-        raise Refused("malformed", f"no column {name!r}, there are: {', '.join(row)}")
+        raise RowRejected("malformed", f"no column {name!r}, there are: {', '.join(row)}")
     value = row[name]
     if name == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str):
         value = "\n\n".join(part for part in (value, row["input"]) if part.strip())
@@ -78,23 +78,25 @@ def parse(row: Any, column: str | None = None) -> Conversation:
         turns = value if isinstance(value, list) else [value]
     texts = tuple(_user_text(turn, f"user turn {number}") for number, turn in enumerate(turns, start=1))
     if not texts:
-        raise Refused("empty", "no user turn")
+        raise RowRejected("empty", "no user turn")
     system = "\n\n".join(dict.fromkeys(text for text in systems if text.strip())) or None
     for text in (*texts, system or ""):
         if not _is_unicode(text):
-            raise Refused("malformed", "a lone surrogate, which no UTF-8 text can hold")
-    return Conversation(texts, system)
+            raise RowRejected("malformed", "a lone surrogate, which no UTF-8 text can hold")
+    return ParsedPrompt(texts, system)
 
 
 def _recognise(row: dict[str, Any]) -> str:
     present = [name for name in _COLUMNS if name in row]
     if not present:
-        raise Refused("malformed", f"none of the columns {', '.join(_COLUMNS)}, there are: {', '.join(row)}")
+        raise RowRejected(
+            "malformed", f"none of the columns {', '.join(_COLUMNS)}, there are: {', '.join(row)}"
+        )
     return next((name for name in present if row[name] is not None), present[0])
 
 
 def _from_messages(messages: Sequence[Any]) -> tuple[list[str], list[Any]]:
-    """System texts and contents of the user turns, after a look at the roles; raises Refused."""
+    """System texts and contents of the user turns, after a look at the roles; raises RowRejected."""
     systems: list[str] = []
     turns: list[Any] = []
     last = "start"
@@ -109,19 +111,19 @@ def _from_messages(messages: Sequence[Any]) -> tuple[list[str], list[Any]]:
             _text(content, "assistant turn")  # an image there is what the next user turn may speak of
             last = "assistant" if turns else "greeting"
         else:
-            raise Refused("role_order", f"{role} after {last}")
+            raise RowRejected("role_order", f"{role} after {last}")
     return systems, turns
 
 
 def _role_and_content(message: Any) -> tuple[str, Any]:
     if not isinstance(message, dict):
-        raise Refused("malformed", f"expected a message, found {message!r:.80}")
+        raise RowRejected("malformed", f"expected a message, found {message!r:.80}")
     name = message.get("role") or message.get("from")
     role = _ROLE_OF.get(name.strip().lower()) if isinstance(name, str) else None
     if role is None:
-        raise Refused("unknown_role", f"{name!r:.40}")
+        raise RowRejected("unknown_role", f"{name!r:.40}")
     if role == "tool" or message.get("tool_calls") or message.get("function_call"):
-        raise Refused("tool_call", f"in a message of the {role}")
+        raise RowRejected("tool_call", f"in a message of the {role}")
     content = message.get("content")
     return role, message.get("value") if content is None else content
 
@@ -129,7 +131,7 @@ def _role_and_content(message: Any) -> tuple[str, Any]:
 def _user_text(content: Any, what: str) -> str:
     text = _text(content, what)
     if not text.strip():
-        raise Refused("empty", what)
+        raise RowRejected("empty", what)
     return text
 
 
@@ -140,15 +142,15 @@ def _text(content: Any, what: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refused("malformed", f"{what}: expected text, found {content!r:.80}")
+        raise RowRejected("malformed", f"{what}: expected text, found {content!r:.80}")
     parts = []
     for part in content:
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
         if kind not in ("text", "input_text"):
-            raise Refused("multimodal", f"{what}: a part of type {kind!r:.40}")
+            raise RowRejected("multimodal", f"{what}: a part of type {kind!r:.40}")
         if not isinstance(text, str):
-            raise Refused("malformed", f"{what}: expected a part with text, found {part!r:.80}")
+            raise RowRejected("malformed", f"{what}: expected a part with text, found {part!r:.80}")
         parts.append(text)
     return "\n".join(parts)
 

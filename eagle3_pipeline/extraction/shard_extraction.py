@@ -26,7 +26,7 @@ class Outcome:
     reason: str = ""
 
 
-class ShardWork:
+class ShardExtraction:
     """One shard that is being extracted. Opening it takes the shard's lock (Busy) and finds kept parts."""
 
     def __init__(self, place: Place, plan: ShardPlan, layout: ShardLayout, part_bytes: int) -> None:

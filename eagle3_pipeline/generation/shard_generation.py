@@ -24,7 +24,7 @@ JOURNAL_NAME = "replies.jsonl"
 _BINS = 32
 
 
-class ShardWork:
+class ShardGeneration:
     """A shard that is being made; a context manager that holds its lock."""
 
     def __init__(self, place: Place, prompts: list[Prompt]) -> None:
