@@ -9,13 +9,9 @@ from eagle3_pipeline.recipe import Recipe
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-_ACTIVE = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
+_OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+# All others, those included that Dagster adds (1.13 brought SUSPENDED): one run too few does no harm.
+_ACTIVE = [status for status in dg.DagsterRunStatus if status not in _OVER]
 
 
 def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.ScheduleDefinition:

@@ -1,0 +1,63 @@
+"""The nightly schedule, ticked by hand."""
+
+import uuid
+
+import dagster as dg
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+
+JOB = "smollm2_cpu_pipeline"
+# What happens to a run, and its status after it.
+LIFE = [
+    (None, dg.DagsterRunStatus.NOT_STARTED),
+    (dg.DagsterEventType.RUN_ENQUEUED, dg.DagsterRunStatus.QUEUED),
+    (dg.DagsterEventType.RUN_STARTING, dg.DagsterRunStatus.STARTING),
+    (dg.DagsterEventType.RUN_START, dg.DagsterRunStatus.STARTED),
+    (dg.DagsterEventType.RUN_SUSPENDED, dg.DagsterRunStatus.SUSPENDED),
+    (dg.DagsterEventType.RUN_CANCELING, dg.DagsterRunStatus.CANCELING),
+]
+ENDS = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+
+
+def _tick(definitions: dg.Definitions, instance: dg.DagsterInstance) -> object:
+    # An instance on disk: the context opens it by its address, which one in memory has not.
+    with dg.build_schedule_context(instance=instance) as context:
+        return definitions.resolve_schedule_def("smollm2_cpu_nightly")(context)
+
+
+def _add_run(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus) -> str:
+    run_id = str(uuid.uuid4())
+    # Where the job comes from: Dagster queues no run without it.
+    location = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("eagle3"), "__repository__")
+    origin = RemoteJobOrigin(location, job)
+    instance.add_run(dg.DagsterRun(job_name=job, run_id=run_id, status=status, remote_job_origin=origin))
+    return run_id
+
+
+def test_the_night_is_skipped_from_the_making_of_a_run_of_the_job_to_its_end(load, instance) -> None:
+    definitions = load("smollm2-cpu")
+    run_id = _add_run(instance, JOB, dg.DagsterRunStatus.NOT_STARTED)
+    for event, status in LIFE:
+        if event is not None:
+            instance.report_dagster_event(dg.DagsterEvent(event.value, JOB), run_id)
+        said = _tick(definitions, instance)
+        assert isinstance(said, dg.SkipReason), status
+        assert said.skip_message == f"run {run_id[:8]} of {JOB} is {status.value}"
+    instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_CANCELED.value, JOB), run_id)
+    assert isinstance(_tick(definitions, instance), dg.RunRequest)
+
+
+def test_a_free_night_starts_the_job_over_all_its_shards(load, instance) -> None:
+    for status in ENDS:
+        _add_run(instance, JOB, status)
+    _add_run(instance, "another_pipeline", dg.DagsterRunStatus.STARTED)
+    definitions = load("smollm2-cpu")
+    said = _tick(definitions, instance)
+    assert isinstance(said, dg.RunRequest)
+    assert said.tags["dagster/asset_partition_range_start"] == "smollm2_cpu-p100-s000"
+    assert said.tags["dagster/asset_partition_range_end"] == "smollm2_cpu-p100-s003"
+    assert said.tags["eagle3/pipeline"] == "smollm2_cpu"
+    assert said.tags.items() >= definitions.resolve_job_def(JOB).tags.items()
