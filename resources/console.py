@@ -22,6 +22,14 @@ class _NewsFormatter(logging.Formatter):
         return f"{self.formatTime(record, '%H:%M:%S')} {step:<20} {message}{reason}"
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """What is worth a line: all from INFO on, and a retry, which Dagster only logs at DEBUG."""
+    if record.levelno >= logging.INFO:
+        return True
+    event = (getattr(record, "dagster_meta", {}) or {}).get("dagster_event")
+    return event is not None and event.is_step_up_for_retry
+
+
 def _reason(event: dg.DagsterEvent | None) -> str:
     if event is None:
         return ""
@@ -43,8 +51,9 @@ def _reason(event: dg.DagsterEvent | None) -> str:
 @dg.logger(description="One readable line per message; Dagster's own events are in the web UI.")
 def news_logger(_: dg.InitLoggerContext) -> logging.Logger:
     """The console logger of runs that are started with resources/console.yaml."""
-    logger = logging.Logger("eagle3", level=logging.INFO)
+    logger = logging.Logger("eagle3", level=logging.DEBUG)
     handler = logging.StreamHandler(sys.stdout)
+    handler.addFilter(_is_news)
     handler.setFormatter(_NewsFormatter())
     logger.addHandler(handler)
     return logger
