@@ -1,0 +1,233 @@
+"""What a run leaves behind for a person: metadata, pictures, green partitions, failures in plain words.
+
+Manifests are invented; nothing of the pipeline runs.
+"""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets import acceptance_report, draft_checkpoint, synthetic_samples
+from assets.identity import asset_key, identity, partition_key, shard_partitions, shards_of
+from assets.outcome import announce, metadata, outcome, range_outcome
+from assets.step import step
+from eagle3_pipeline import errors
+from eagle3_pipeline.errors import DamagedFile, Eagle3Error, QualityError, ServerDied
+from eagle3_pipeline.manifest import FileEntry, Manifest, Place
+from eagle3_pipeline.recipe import Recipe, load_recipe
+from resources.console import news_logger
+from tests.location.conftest import ROOT
+
+PNG = b"\x89PNG\r\n\x1a\n"
+OURS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Eagle3Error)]
+RECIPE: Recipe = load_recipe("smollm2-cpu", ROOT / "recipes")
+SAMPLES = asset_key(RECIPE, "synthetic_samples")
+
+
+def _manifest(asset: str, shard: str | None = None, **facts: Any) -> Manifest:
+    files = (FileEntry("a.bin", 1000, "a" * 64), FileEntry("b.bin", 24, f"{shard}"))
+    return Manifest(asset, "f" * 64, files, facts=facts, made_by={"commit": "0123abc"}, shard=shard)
+
+
+def _place(folder: Path, asset: str) -> Place:
+    return Place(folder, asset, "f" * 64, {})
+
+
+def _png_of(value: Any) -> bytes:
+    """The picture in a Markdown value."""
+    assert isinstance(value, dg.MarkdownMetadataValue)
+    found = re.fullmatch(r"!\[[^\]]+\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", value.value)
+    assert found is not None
+    return base64.b64decode(found[1], validate=True)
+
+
+# --- metadata
+
+
+def test_metadata_says_where_a_thing_lies_how_large_it_is_and_its_facts(tmp_path: Path) -> None:
+    facts = {"samples": 8, "speedup": 1.5, "complete": True, "model": "tiny", "skipped": {"too_long": 2}}
+    manifest = _manifest("synthetic_samples", **facts)
+    assert metadata(manifest, tmp_path) == {
+        "path": dg.MetadataValue.path(str(tmp_path)),
+        "bytes": 1024,
+        "digest": manifest.digest[:12],
+        "fingerprint": "f" * 12,
+        "commit": "0123abc",
+        "samples": 8,
+        "speedup": 1.5,
+        "complete": True,
+        "model": "tiny",
+        "skipped": dg.MetadataValue.json({"too_long": 2}),
+    }
+
+
+def test_an_outcome_has_the_digest_as_its_data_version_and_takes_pictures_along(tmp_path: Path) -> None:
+    manifest = _manifest("prompts", count=400)
+    picture = dg.MetadataValue.md("![x](data:)")
+    result = outcome(_place(tmp_path, "prompts"), manifest, plot=picture)
+    assert result.metadata == {**metadata(manifest, tmp_path), "plot": picture}
+    assert result.data_version == dg.DataVersion(manifest.digest[:16])
+
+
+def test_the_version_of_a_range_changes_with_any_of_its_shards() -> None:
+    one, two, other = (_manifest("synthetic_samples", shard) for shard in ("s0", "s1", "other"))
+    versions = {range_outcome(shards).data_version for shards in ([one, two], [one, other], [one])}
+    assert len(versions) == 3
+    assert range_outcome([one, two]).data_version in versions
+
+
+# --- pictures
+
+
+@pytest.mark.parametrize(
+    ("module", "facts", "name"),
+    [
+        (
+            synthetic_samples,
+            {"completion_lengths": {"edges": [0, 8, 16], "counts": [3, 5]}},
+            "completion_length_plot",
+        ),
+        (
+            draft_checkpoint,
+            {"loss_curve": {"steps": [1, 2, 3], "loss": [9.0, 6.0, 5.0]}},
+            "loss_plot",
+        ),
+        (acceptance_report, {"acceptance_by_position": [0.5, 0.3, 0.1]}, "acceptance_plot"),
+    ],
+    ids=["synthetic_samples", "draft_checkpoint", "acceptance_report"],
+)
+def test_a_picture_is_markdown_that_carries_a_png(module: Any, facts: dict[str, Any], name: str) -> None:
+    pictures = module._pictures(_manifest("any", **facts))
+    assert set(pictures) == {name}
+    assert _png_of(pictures[name]).startswith(PNG)
+
+
+# --- partitions
+
+
+def _sampling(folder: Path, breaks_at: int | None) -> dg.AssetsDefinition:
+    """An asset like synthetic_samples that announces two shards and raises before the one of this number."""
+
+    @dg.asset(**identity(RECIPE, "synthetic_samples", {"parquet"}), partitions_def=shard_partitions(RECIPE))
+    def sampling(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        on_shard = announce(
+            context,
+            RECIPE,
+            lambda shard: _place(folder / shard, "synthetic_samples"),
+            lambda made: {"plot": dg.MetadataValue.md(f"of {made.shard}")},
+        )
+        made = []
+        with step():
+            for number, shard in enumerate(shards_of(context, RECIPE)):
+                if number == breaks_at:
+                    raise QualityError("the next shard is bad")
+                made.append(_manifest("synthetic_samples", shard, samples=8 + number))
+                on_shard(shard, made[-1])
+        return range_outcome(made)
+
+    return sampling
+
+
+def _materialize(sampling: dg.AssetsDefinition, instance: dg.DagsterInstance) -> bool:
+    first, last = (partition_key(RECIPE, shard) for shard in RECIPE.shards[:2])
+    tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+    return dg.materialize([sampling], instance=instance, tags=tags, raise_on_error=False).success
+
+
+def _seen(instance: dg.DagsterInstance, shard: str) -> dict[str, Any]:
+    """Metadata of the latest event of a shard's partition."""
+    only = dg.AssetRecordsFilter(SAMPLES, asset_partitions=[partition_key(RECIPE, shard)])
+    event = instance.fetch_materializations(only, limit=1).records[0].asset_materialization
+    assert event is not None
+    return dict(event.metadata)
+
+
+def test_a_shard_that_was_announced_stays_materialized_when_the_step_then_fails(tmp_path: Path) -> None:
+    first = RECIPE.shards[0]
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not _materialize(_sampling(tmp_path, breaks_at=1), instance)
+        assert instance.get_materialized_partitions(SAMPLES) == {partition_key(RECIPE, first)}
+        seen = _seen(instance, first)
+    assert seen["path"] == dg.MetadataValue.path(str(tmp_path / first))
+    assert seen["bytes"] == dg.MetadataValue.int(1024)
+    assert seen["samples"] == dg.MetadataValue.int(8)
+    assert seen["plot"] == dg.MetadataValue.md(f"of {first}")
+
+
+def test_after_a_whole_range_each_shard_shows_its_own_numbers(tmp_path: Path) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert _materialize(_sampling(tmp_path, breaks_at=None), instance)
+        for number, shard in enumerate(RECIPE.shards[:2]):
+            seen = _seen(instance, shard)
+            assert seen["path"] == dg.MetadataValue.path(str(tmp_path / shard))
+            assert seen["digest"].value == _manifest("synthetic_samples", shard).digest[:12]
+            assert seen["samples"] == dg.MetadataValue.int(8 + number)
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_an_error_of_ours_fails_the_step_in_its_own_words_and_says_whether_to_retry(
+    kind: type[Eagle3Error],
+) -> None:
+    with pytest.raises(dg.Failure) as failure, step():
+        raise kind("found this, expected that")
+    assert failure.value.description == f"{kind.__name__}: found this, expected that"
+    assert failure.value.allow_retries == kind.retryable
+
+
+def test_another_attempt_is_only_made_where_it_could_help() -> None:
+    assert {kind.__name__ for kind in OURS if kind.retryable} == {"Busy", "ServerDied", "ServerStalled"}
+
+
+def test_any_other_exception_is_never_retried() -> None:
+    with pytest.raises(dg.Failure, match="ZeroDivisionError: division by zero") as failure, step():
+        print(1 / 0)
+    assert not failure.value.allow_retries
+
+
+def _console(capsys: pytest.CaptureFixture[str], *raised: Exception) -> str:
+    """What is printed of a run whose step raises these, one in each attempt, and then succeeds."""
+    left = list(raised)
+
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+    def prompts() -> None:
+        with step():
+            if left:
+                raise left.pop(0)
+
+    definitions = dg.Definitions(
+        [prompts], jobs=[dg.define_asset_job("all")], loggers={"console": news_logger}
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = definitions.resolve_job_def("all")
+        job.execute_in_process({"loggers": {"console": {}}}, instance=instance, raise_on_error=False)
+    return capsys.readouterr().out
+
+
+def test_the_console_shows_a_retry_with_the_innermost_message(capsys: pytest.CaptureFixture[str]) -> None:
+    said = _console(capsys, ServerDied("the server ended with signal 9"))
+    assert "\n\neagle3_pipeline.errors.ServerDied: the server ended with signal 9\n" in said
+    assert "dagster._core" not in said
+    assert "Traceback" not in said
+    assert 'File "' not in said
+
+
+def test_the_console_shows_a_failure_of_ours_in_its_own_words_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = _console(capsys, DamagedFile("a.bin: 3 bytes, expected 4"))
+    assert "\n\nDamagedFile: a.bin: 3 bytes, expected 4\n" in said
+    assert "Traceback" not in said
+    assert 'File "' not in said
+
+
+def test_the_console_shows_a_bug_with_its_place_in_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    said = _console(capsys, KeyError("count"))
+    assert "KeyError: 'count'" in said
+    assert f'File "{__file__}"' in said
