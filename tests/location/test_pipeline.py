@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -34,6 +35,25 @@ def _lineage(recipe: Path) -> Lineage:
 
 def _partitions(instance: dg.DagsterInstance, name: str, slug: str = "tiny") -> list[str]:
     return sorted(instance.get_materialized_partitions(dg.AssetKey([slug, name])))
+
+
+def _start(recipe: Path, tmp_path: Path, stdout: int) -> "subprocess.Popen[bytes]":
+    """`eagle3 run` on a slow server, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "eagle3_pipeline.cli", "run", "--recipe", str(recipe)],
+        cwd=ROOT,
+        env={**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster_home"), "FAKE_SECONDS_PER_TOKEN": "0.02"},
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_pilot_reaches_a_draft_and_the_full_run_keeps_it_all(
@@ -100,18 +120,8 @@ def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing_and_ends_with_t
     tmp_path, tiny_llama, eagle3, monkeypatch, requests_sent
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "eagle3_pipeline.cli", "run", "--recipe", str(recipe)],
-        cwd=ROOT,
-        env={**os.environ, "DAGSTER_HOME": str(tmp_path / "dagster_home"), "FAKE_SECONDS_PER_TOKEN": "0.02"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 120
-    while requests_sent(CHAT) < 12:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = _start(recipe, tmp_path, stdout=subprocess.DEVNULL)
+    _wait_for(lambda: requests_sent(CHAT) >= 12)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -128,6 +138,22 @@ def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing_and_ends_with_t
     for row in rows:
         assert f"  {row} " in done.stdout
     assert "make ui" in done.stdout
+    assert "no server of ours runs" in eagle3("server", "status").stdout
+
+
+def test_an_interrupted_run_says_when_its_server_stops_and_leaves_it_to_the_next(
+    tmp_path, tiny_llama, eagle3, requests_sent
+) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
+    process = _start(recipe, tmp_path, stdout=subprocess.PIPE)
+    _wait_for(lambda: requests_sent(CHAT) >= 4)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all processes of the command
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130
+    assert "The same command goes on from there." in output
+    assert "generation server" in output
+    assert "stops by itself at" in output
+    assert "stopped" in eagle3("server", "stop").stdout
     assert "no server of ours runs" in eagle3("server", "status").stdout
 
 
