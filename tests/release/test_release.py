@@ -11,7 +11,7 @@ import yaml
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import DamagedFile, MissingInput, QualityError, RecipeError
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.recipe.settings import Target
+from eagle3_pipeline.recipe.models import Target
 from eagle3_pipeline.release import release as release_module
 from eagle3_pipeline.release.names import public_name, target_name, without_secrets_and_paths
 from eagle3_pipeline.release.release import release_draft
