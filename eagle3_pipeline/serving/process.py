@@ -13,6 +13,7 @@ Once the leader is gone, a process of the session whose environment can be read 
 taken for somebody else's.
 """
 
+import atexit
 import contextlib
 import logging
 import os
@@ -158,6 +159,14 @@ def exit_status(process: ProcessIdentity) -> str | None:
     if code >= 0:
         return f"exit code {code}"
     return f"signal {-code} ({signal.Signals(-code).name})"
+
+
+@atexit.register
+def _let_go() -> None:
+    """Servers outlive us on purpose; Popen would warn of each at the interpreter's end."""
+    for child in _children.values():
+        if child.poll() is None:
+            child.returncode = 0
 
 
 def _reap() -> None:

@@ -246,7 +246,7 @@ def test_the_job_tells_every_few_seconds_how_it_goes(
     told = threading.Event()
 
     def wait_for_a_line(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
-        while "in flight" not in caplog.text and not told.wait(0.01):
+        while "2 in flight" not in caplog.text and not told.wait(0.01):
             pass
         told.set()
         return False
