@@ -8,19 +8,17 @@ that is sent twice. It would count a second user as well, so its own number of g
 with that of the replies.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import httpx
-
 from eagle3_pipeline.background import run_in_background
 from eagle3_pipeline.errors import BadInput, Busy, QualityError, ServerError
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
+from eagle3_pipeline.evaluation.replies import Reply, SetRequests
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.recipe.settings import Evaluation
 
@@ -32,20 +30,11 @@ logger = logging.getLogger(__name__)
 
 _WARM_UP_REQUESTS = 3
 _WARM_UP_TOKENS = 32
-_PROGRESS_S = 10.0
 # vLLM counts a step just after it has handed out the step's tokens, so the counters are waited for.
 _REST_POLL_S = 0.05
 _REST_LIMIT_S = 5.0
 # Room for counting differences at the end of replies; more than this is somebody else's request.
 _FOREIGN_SHARE = 0.02
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One reply: its ids as the server returned them, and seconds from the sending to the last byte."""
-
-    token_ids: tuple[int, ...]
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ def measure(
     """
     if not prompts:
         raise BadInput(f"the evaluation set {name} has no prompts. Check its path and column in the recipe.")
-    run = _Run(server, settings, request_timeout_s, name)
+    run = SetRequests(server, settings, request_timeout_s, name)
     cold = _metrics_at_rest(server, 0)
     warm_up_tokens = min(_WARM_UP_TOKENS, settings.max_completion_tokens)
     warm_up = run_in_background(lambda: run.answer(prompts[:_WARM_UP_REQUESTS], warm_up_tokens))
@@ -133,115 +122,6 @@ def measure(
         "%s: %d tokens in %.1f s, %.1f tokens/s", name, output_tokens, wall_seconds, result.tokens_per_second
     )
     return result
-
-
-class _Run:
-    """The requests of one set: a few workers that share one list of prompts."""
-
-    def __init__(
-        self, server: "RunningServer", settings: Evaluation, request_timeout_s: float, name: str
-    ) -> None:
-        self._server = server
-        self._settings = settings
-        self._timeout = httpx.Timeout(request_timeout_s, connect=10.0, pool=None)
-        self._name = name
-
-    async def answer(self, prompts: Sequence[Prompt], max_tokens: int) -> dict[str, Reply]:
-        """Replies by prompt id, in the order of `prompts`; refused ones are left out."""
-        replies: dict[str, Reply] = {}
-        left = iter(prompts)
-        progress = _Progress(self._name, len(prompts))
-        limits = httpx.Limits(max_connections=self._settings.in_flight)
-        async with httpx.AsyncClient(
-            base_url=self._server.base_url, timeout=self._timeout, limits=limits, trust_env=False
-        ) as client:
-            workers = [
-                asyncio.create_task(self._work(client, left, max_tokens, replies, progress))
-                for _ in range(min(self._settings.in_flight, len(prompts)))
-            ]
-            try:
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-        return {
-            prompt.prompt_id: replies[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in replies
-        }
-
-    async def _work(
-        self,
-        client: httpx.AsyncClient,
-        left: Iterator[Prompt],
-        max_tokens: int,
-        replies: dict[str, Reply],
-        progress: "_Progress",
-    ) -> None:
-        for prompt in left:
-            reply = await self._ask(client, prompt, max_tokens)
-            if reply is not None:
-                replies[prompt.prompt_id] = reply
-            progress.add(len(reply.token_ids) if reply else 0)
-
-    async def _ask(self, client: httpx.AsyncClient, prompt: Prompt, max_tokens: int) -> Reply | None:
-        """The reply to the first turn, or None if the server refuses the prompt."""
-        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        body = {
-            "model": self._server.model,
-            "messages": [*system, {"role": "user", "content": prompt.turns[0]}],
-            "max_tokens": max_tokens,
-            "temperature": self._settings.temperature,
-            "return_token_ids": True,
-        }
-        started = time.monotonic()
-        try:
-            response = await client.post("/v1/chat/completions", json=body)
-        except httpx.HTTPError as error:
-            self._server.check_alive()
-            raise ServerError(
-                f"the evaluation server at {self._server.base_url} gave no reply to prompt "
-                f"{prompt.prompt_id} of {self._name} ({type(error).__name__}: {error}), but its process "
-                f"lives. See its log {self._server.log}."
-            ) from error
-        seconds = time.monotonic() - started
-        if response.status_code == httpx.codes.BAD_REQUEST:
-            logger.warning("%s: prompt %s is refused: %s", self._name, prompt.prompt_id, response.text[:200])
-            return None
-        if response.is_error:
-            self._server.check_alive()
-            raise ServerError(
-                f"HTTP {response.status_code} for prompt {prompt.prompt_id} of {self._name}: "
-                f"{response.text[:300]}. See the server's log {self._server.log}."
-            )
-        return Reply(_token_ids(response), seconds)
-
-
-class _Progress:
-    """A line in the log every few seconds."""
-
-    def __init__(self, name: str, total: int) -> None:
-        self._name, self._total = name, total
-        self._done = self._tokens = 0
-        self._started = self._told = time.monotonic()
-
-    def add(self, tokens: int) -> None:
-        self._done += 1
-        self._tokens += tokens
-        now = time.monotonic()
-        if now - self._told >= _PROGRESS_S:
-            self._told = now
-            rate = self._tokens / (now - self._started)
-            logger.info("%s: %d of %d replies, %.1f tokens/s", self._name, self._done, self._total, rate)
-
-
-def _token_ids(response: httpx.Response) -> tuple[int, ...]:
-    try:
-        return tuple(response.json()["choices"][0]["token_ids"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ServerError(
-            f"a reply without choices[0].token_ids ({response.text[:200]}): the server does not know "
-            "return_token_ids. vLLM 0.32 does; check server.evaluation.python in the recipe."
-        ) from error
 
 
 def _tokens(replies: dict[str, Reply]) -> int:
