@@ -1,19 +1,16 @@
 """What every step does around its one call of the library: it ends with its run, and fails in plain words."""
 
-import ctypes
 import multiprocessing
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import dagster as dg
 
 from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.parent_death import interrupt_with_parent
 
 # A server that died or a lease that somebody holds deserves another attempt; step() forbids it for all else.
 RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @contextmanager
@@ -40,4 +37,4 @@ def _end_with_run() -> None:
     of the daemon.
     """
     if multiprocessing.parent_process() is not None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        interrupt_with_parent()

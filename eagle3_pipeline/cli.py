@@ -1,10 +1,8 @@
 """The command `eagle3`: run a recipe to the end, see where it stands, look after servers and shards."""
 
 import argparse
-import ctypes
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,10 +11,9 @@ from pathlib import Path
 
 from eagle3_pipeline.errors import Busy, Eagle3Error, RecipeError
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.parent_death import interrupt_with_parent
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.recipe.file import DEFAULT_RECIPE, RECIPES_VARIABLE
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -104,7 +101,8 @@ def _execute(job: str, environment: dict[str, str]) -> int:
     python = [sys.executable, "-W", "ignore"]
     argv = [*python, "-m", "dagster", "job", "execute", "-f", "definitions.py", "-j", job]
     argv += ["-c", "resources/console.yaml"]
-    process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, preexec_fn=_end_with_this_process)
+    # When this command is killed, the run is interrupted; else it would work on unseen.
+    process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, preexec_fn=interrupt_with_parent)
     interrupted = False
     while True:
         try:
@@ -113,11 +111,6 @@ def _execute(job: str, environment: dict[str, str]) -> int:
         except KeyboardInterrupt:
             interrupted = True
             print("\nstopping; what is complete is kept", file=sys.stderr)
-
-
-def _end_with_this_process() -> None:
-    """In the child: the kernel interrupts it when this command is killed; else it would work on unseen."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _status(options: argparse.Namespace) -> int:
