@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from eagle3_pipeline.serving.record import ServerRecord, all_records, new_record
 from eagle3_pipeline.serving.server import open_server, running_servers, stop_servers
 from eagle3_pipeline.serving.specification import ServerSpec
 from tests.serving.conftest import SpecMaker
-from tests.serving.observe import family_of, use_server
+from tests.serving.observe import family_of, freeze_watcher, use_server, wait_for
 
 
 def test_check_alive_tells_of_a_death_in_the_middle_of_work(make_spec: SpecMaker, tmp_path: Path) -> None:
@@ -210,15 +209,3 @@ def stale_record(spec: ServerSpec, process: ProcessIdentity) -> ServerRecord:
         idle_timeout_s=600,
     )
     return replace(record, process=process)
-
-
-def freeze_watcher(record: ServerRecord) -> None:
-    assert record.watcher is not None
-    record.watcher.send(signal.SIGKILL)
-
-
-def wait_for(done: object, limit_s: float = 10) -> None:
-    deadline = time.monotonic() + limit_s
-    while not done():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

@@ -20,7 +20,7 @@ from eagle3_pipeline.serving.lease import (
     try_hold,
 )
 from eagle3_pipeline.serving.process import pid_namespace
-from tests.serving.test_server import wait_for
+from tests.serving.observe import wait_for
 
 context = multiprocessing.get_context("fork")
 

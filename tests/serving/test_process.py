@@ -19,7 +19,7 @@ from eagle3_pipeline.serving.process import (
     find_family,
     start_process,
 )
-from tests.serving.test_server import wait_for
+from tests.serving.observe import wait_for
 
 IGNORES_TERM = """
 import os, signal, time

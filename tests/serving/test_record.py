@@ -15,7 +15,7 @@ from eagle3_pipeline.serving.process import find_family, pid_namespace
 from eagle3_pipeline.serving.record import ServerRecord, all_records, read_record
 from eagle3_pipeline.serving.server import open_server, running_servers, stop_servers
 from tests.serving.conftest import SpecMaker
-from tests.serving.test_server import wait_for
+from tests.serving.observe import wait_for
 
 
 @contextmanager

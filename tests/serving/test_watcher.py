@@ -16,7 +16,7 @@ from eagle3_pipeline.serving.server import open_server
 from eagle3_pipeline.serving.stopping import stop_server
 from eagle3_pipeline.serving.watcher import stops_at, watch
 from tests.serving.conftest import SpecMaker
-from tests.serving.test_server import freeze_watcher, use_server, wait_for
+from tests.serving.observe import freeze_watcher, use_server, wait_for
 
 
 def test_a_server_that_nobody_uses_is_stopped_after_its_idle_time_and_the_watcher_ends(
