@@ -12,6 +12,8 @@
     watcher         stops a server that nobody uses (a process of its own)
     metrics         the server's own counters
     gpus            physical names of GPUs behind an outer CUDA_VISIBLE_DEVICES
+    gpu_memory      is a stopped server's memory back, and is there room for the next server
+    nvml            what the driver tells about the GPUs
 
 A server outlasts the step that started it. It is used by holding the leases of its GPUs, and it is idle
 when nobody holds them. All state is host-local and shared by all recipes, users and storage roots.

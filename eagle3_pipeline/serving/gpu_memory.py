@@ -69,7 +69,7 @@ def wait_for_memory(
         return
     gpus = tuple(gpu.uuid for gpu in before)
     rule: _ByProcess | _ByFreeBytes = _ByFreeBytes(before, was_ready)
-    if _pids_are_told(before):
+    if pids_are_told(before):
         rule = _ByProcess(before, ended)
     began = time.monotonic()
     while missing := rule.missing(now := read_memory(gpus)):
@@ -118,7 +118,8 @@ def holder_in_words(process: GpuProcess) -> str:
     return f"{who} with {'memory' if process.used_bytes is None else _gib(process.used_bytes)}"
 
 
-def _pids_are_told(gpus: Sequence[Gpu]) -> bool:
+def pids_are_told(gpus: Sequence[Gpu]) -> bool:
+    """Whether the process ids of a reading mean something here, and somebody is listed for memory in use."""
     return pid_namespace() == _HOST_PIDS and all(
         gpu.processes or gpu.used_bytes < _NOBODYS_BYTES for gpu in gpus
     )
@@ -171,8 +172,7 @@ class _ByFreeBytes:
         return [
             f"{_gib(gpu.used_bytes)} on {gpu} are in use, as much as before the stop ({_holders(gpu)})"
             for gpu in now
-            if gpu.used_bytes >= _NOBODYS_BYTES
-            and self._most_free[gpu.uuid] - free[gpu.uuid] < _SLACK_BYTES
+            if gpu.used_bytes >= _NOBODYS_BYTES and self._most_free[gpu.uuid] - free[gpu.uuid] < _SLACK_BYTES
         ]
 
 

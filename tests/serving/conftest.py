@@ -9,7 +9,7 @@ import pytest
 
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.server import ServerSettings
-from eagle3_pipeline.serving import lease, process, readiness
+from eagle3_pipeline.serving import lease, nvml, process, readiness
 from eagle3_pipeline.serving.host_state import STATE_VARIABLE
 from eagle3_pipeline.serving.record import all_records
 from eagle3_pipeline.serving.specification import ServerSpec, served_name
@@ -25,6 +25,7 @@ def host_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     folder = tmp_path / "host-state"
     monkeypatch.setenv(STATE_VARIABLE, str(folder))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "nvml", lambda: None)  # whatever GPUs this machine has, or not
     monkeypatch.setattr(process, "_LEADER_S", 1.0)
     monkeypatch.setattr(process, "_FOLLOW_S", 0.3)
     monkeypatch.setattr(readiness, "_POLL_S", 0.05)
