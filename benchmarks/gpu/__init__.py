@@ -1,0 +1,1 @@
+"""What can only be measured on a machine with GPUs."""
