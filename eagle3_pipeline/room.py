@@ -34,14 +34,15 @@ def require_machine(lineage: Lineage) -> None:
     if not recipe.partitions.generation and not any(one.overlaps(()) for one in running_servers()):
         _require_memory(recipe, int(lineage.target_model().require().facts["bytes"]))
     lineage.folder.mkdir(parents=True, exist_ok=True)
+    short, wanted = bytes_wanted(lineage)
     require_free_bytes(
         lineage.folder,
-        _missing_bytes(lineage, _SHORT),
+        short,
         "the hidden states of the samples that have none yet, even at a mean of "
         f"{recipe.generation.max_completion_tokens * _SHORT:.0f} completion tokens,",
         "Free some space, point EAGLE3_STORAGE to a larger disk, or lower prompts.count.",
     )
-    free, wanted = shutil.disk_usage(lineage.folder).free, _missing_bytes(lineage, _LONG)
+    free = shutil.disk_usage(lineage.folder).free
     if free < wanted:
         logger.warning(
             "the hidden states may not fit: %.1f GiB are free, completions of %.0f tokens would take %.1f "
@@ -50,6 +51,14 @@ def require_machine(lineage: Lineage) -> None:
             recipe.generation.max_completion_tokens * _LONG,
             wanted / 2**30,
         )
+
+
+def bytes_wanted(lineage: Lineage) -> tuple[int, int]:
+    """Bytes of the states still to be written, if completions are short and if they are long.
+
+    Raises MissingInput without a target.
+    """
+    return _missing_bytes(lineage, _SHORT), _missing_bytes(lineage, _LONG)
 
 
 def _missing_bytes(lineage: Lineage, mean: float) -> int:
@@ -76,9 +85,17 @@ def _missing_bytes(lineage: Lineage, mean: float) -> int:
     return total
 
 
+def memory_wanted(recipe: Recipe, model_bytes: int) -> int:
+    """Bytes of memory that a server of this recipe takes on the CPU."""
+    return model_bytes + int(_cache_gib(recipe) * 2**30) + _SERVER_OVERHEAD_BYTES
+
+
+def _cache_gib(recipe: Recipe) -> float:
+    return max(recipe.server.phase(phase).cpu_kv_cache_gib or 4 for phase in ("generation", "evaluation"))
+
+
 def _require_memory(recipe: Recipe, model_bytes: int) -> None:
-    cache = max(recipe.server.phase(phase).cpu_kv_cache_gib or 4 for phase in ("generation", "evaluation"))
-    wanted = model_bytes + int(cache * 2**30) + _SERVER_OVERHEAD_BYTES
+    cache, wanted = _cache_gib(recipe), memory_wanted(recipe, model_bytes)
     available = psutil.virtual_memory().available
     if available < wanted:
         raise NotEnoughRoom(

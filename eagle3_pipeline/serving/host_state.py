@@ -8,15 +8,21 @@ Lock files are never deleted: a process may hold the deleted one while another l
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 STATE_VARIABLE = "EAGLE3_HOST_STATE"
 _DEFAULT = Path("/tmp/eagle3-pipeline")
 
 
+def state_root(environment: Mapping[str, str] = os.environ) -> Path:
+    """The host state of a process with this environment, whether it was ever used or not."""
+    return Path(environment.get(STATE_VARIABLE) or _DEFAULT)
+
+
 def state_folder(kind: str) -> Path:
     """The folder `kind` of the host state, made when missing, writable for everybody."""
-    root = Path(os.environ.get(STATE_VARIABLE) or _DEFAULT)
+    root = state_root()
     for folder in (root, root / kind):
         try:
             folder.mkdir(parents=True)
