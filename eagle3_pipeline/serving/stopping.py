@@ -6,7 +6,7 @@ import signal
 import time
 
 from eagle3_pipeline.errors import Busy
-from eagle3_pipeline.serving.gpus import wait_for_memory
+from eagle3_pipeline.serving.gpu_memory import read_memory, wait_for_memory
 from eagle3_pipeline.serving.process import end_family
 from eagle3_pipeline.serving.record import ServerRecord, all_records
 
@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 def stop_server(record: ServerRecord) -> list[int]:
     """End all processes of a server and forget it once its memory is back; returns the pids ended.
 
-    Raises ServerError when a process cannot be ended, Busy when it is another user's or another container's.
+    Raises ServerError when a process cannot be ended or memory of a GPU does not come back, Busy when it is
+    another user's or another container's.
     """
     if record.foreign:
         raise Busy(
@@ -24,8 +25,9 @@ def stop_server(record: ServerRecord) -> list[int]:
             "Run `eagle3 server stop` in that container, or wait until it stops by itself."
         )
     began = time.monotonic()
+    before = read_memory(record.gpus)
     ended = end_family(record.process, record.marker)
-    wait_for_memory(record.gpus, ended)
+    wait_for_memory(before, ended, was_ready=record.ready)
     record.remove()
     if record.watcher is not None and record.watcher.pid != os.getpid():
         record.watcher.send(signal.SIGTERM)  # it would end by itself at its next look
