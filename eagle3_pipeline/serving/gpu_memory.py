@@ -84,7 +84,7 @@ def wait_for_memory(
     tell_strangers(now, ended)
 
 
-def require_room(gpus: tuple[str, ...], share: float, ours: Collection[int] = ()) -> None:
+def require_memory(gpus: tuple[str, ...], share: float, ours: Collection[int] = ()) -> None:
     """Raise Busy unless each physical GPU has `share` (0 to 1) of its memory free; tell who has the rest.
 
     vLLM itself asks for this, after half a minute of imports. Processes other than `ours` are logged in any

@@ -6,7 +6,7 @@ import pytest
 
 from eagle3_pipeline.errors import Busy, ServerError, ServerRefused
 from eagle3_pipeline.serving import gpu_memory, nvml
-from eagle3_pipeline.serving.gpu_memory import read_memory, require_room, wait_for_memory
+from eagle3_pipeline.serving.gpu_memory import read_memory, require_memory, wait_for_memory
 from eagle3_pipeline.serving.nvml import Gpu, GpuProcess
 from tests.serving.recorded_nvml import Readings, recorded
 
@@ -155,7 +155,7 @@ def test_in_a_container_pids_of_the_host_are_taken_for_nobody_here(
     set_readings(monkeypatch, (still,))
     wait_for_memory(CONTAINER[1:], [os.getppid()], was_ready=True)  # the very number of one that we ended
     set_readings(monkeypatch, CONTAINER[1:])
-    require_room((CONTAINER[1].uuid,), 0.05)
+    require_memory((CONTAINER[1].uuid,), 0.05)
     assert "pid 3917344 by NVML's count (of the host or of a container) with memory on GPU 1" in caplog.text
 
 
@@ -180,7 +180,7 @@ def test_too_little_free_memory_is_busy_with_numbers_holders_and_ways_out(
         r".* with 96\.0 GiB\. Wait .*nvidia-smi.* another partition, or lower gpu_memory_utilization\.$"
     )
     with pytest.raises(Busy, match=words) as caught:
-        require_room((IDLE.uuid, STRANGERS.uuid), 0.9)
+        require_memory((IDLE.uuid, STRANGERS.uuid), 0.9)
     assert caught.value.retryable
     told = [record.message.split(" (")[0] for record in caplog.records]
     assert told == [f"not of this pipeline and left alone: pid {pid}" for pid in (3912210, 3917730)]
@@ -191,7 +191,7 @@ def test_enough_free_memory_beside_strangers_is_enough_and_they_are_told_of(
 ) -> None:
     caplog.set_level(logging.WARNING, "eagle3_pipeline")
     set_readings(monkeypatch, (STRANGERS,))
-    require_room((STRANGERS.uuid,), 0.3, ours=[3912210])
+    require_memory((STRANGERS.uuid,), 0.3, ours=[3912210])
     assert [record.message.split(" (")[0] for record in caplog.records] == [
         "not of this pipeline and left alone: pid 3917730"
     ]
@@ -199,11 +199,11 @@ def test_enough_free_memory_beside_strangers_is_enough_and_they_are_told_of(
 
 def test_memory_that_comes_back_in_a_moment_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = set_readings(monkeypatch, RUNNING, RUNNING, emptied(*RUNNING))
-    require_room(tuple(gpu.uuid for gpu in RUNNING), 0.9)
+    require_memory(tuple(gpu.uuid for gpu in RUNNING), 0.9)
     assert len(replay.left) == 1
 
 
 def test_on_the_cpu_and_without_nvml_there_is_nothing_to_ask() -> None:
-    require_room((), 0.9)
-    require_room(("0",), 0.9)
+    require_memory((), 0.9)
+    require_memory(("0",), 0.9)
     wait_for_memory(read_memory(("0",)), [7], was_ready=True)
