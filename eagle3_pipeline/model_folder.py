@@ -1,19 +1,24 @@
-"""The content of a model folder as one value, for a folder that lies anywhere and has any size.
+"""A folder with a model: is it one, is it whole, and what is its content, as one value.
 
 files up to 64 MiB     whole: config, tokenizer, chat template, code, weight index
 larger ones            name, size and 64 blocks of 4 KiB, evenly spread: the weights
 """
 
 import hashlib
+import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from eagle3_pipeline.durable_files import sha256_of_file
+from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.provenance import fingerprint
 
 _SUFFIXES = (".json", ".jinja", ".model", ".txt", ".py", ".safetensors")
 _WHOLE_BYTES = 64 * 2**20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
+_INDEX = "model.safetensors.index.json"
 
 
 def content_of_model(folder: Path) -> str:
@@ -34,10 +39,62 @@ def content_of_model(folder: Path) -> str:
     return fingerprint(entries)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json; raises BadInput where there is none, or none that can be read."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise BadInput(f"{folder} is no model folder: it has no config.json. Check target in the recipe.")
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise BadInput(f"{path} is no JSON ({error}): download or copy the model again.") from error
+    if not isinstance(config, dict):
+        raise BadInput(f"{path} holds no mapping: it describes no model. Check target in the recipe.")
+    return config
+
+
+def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the language model, which multimodal models such as Kimi-K2.5 nest."""
+    part = config.get("text_config")
+    return part if isinstance(part, Mapping) and part else config
+
+
+def require_whole(folder: Path) -> dict[str, Any]:
+    """The config of the model in `folder`; raises BadInput unless vLLM would find all that it loads there."""
+    config = read_config(folder)
+    if not config.get("architectures"):
+        raise BadInput(
+            f"{folder / 'config.json'} names no architectures, so vLLM cannot know what to load: "
+            "take a whole model folder, not one of its parts or of an adapter."
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise BadInput(
+            f"{folder} has no *.safetensors. Other weight files are not read (pickles can run code)."
+        )
+    if missing := _missing_weights(folder):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise BadInput(
+            f"{folder} lacks weights: {', '.join(missing[:3])}{more}. Download or copy the model again, "
+            "whole, and materialise target_model again."
+        )
+    return config
+
+
 def is_whole(folder: Path) -> bool:
     """Whether config and weights are there. In a cache that was emptied, links lead nowhere."""
-    weights = list(folder.glob("*.safetensors"))
-    return bool(weights) and all(path.is_file() for path in (folder / "config.json", *weights))
+    weights = any(folder.glob("*.safetensors"))
+    return weights and (folder / "config.json").is_file() and not _missing_weights(folder)
+
+
+def _missing_weights(folder: Path) -> list[str]:
+    """Weight files that are listed, by the folder or by the index of the weights, and cannot be read."""
+    names = {path.name for path in folder.glob("*.safetensors")}
+    if (index := folder / _INDEX).is_file():
+        try:
+            names |= {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return [_INDEX]
+    return sorted(name for name in names if not (folder / name).is_file())
 
 
 @cache

@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import importlib.util
 import io
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from eagle3_pipeline.errors import BadInput, RecipeError
 from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
-from eagle3_pipeline.model_folder import content_of_model, is_whole
+from eagle3_pipeline.model_folder import content_of_model, is_whole, language_part, require_whole
 
 logger = logging.getLogger(__name__)
 
@@ -118,22 +117,16 @@ def _fetch(
 
 def describe_model(folder: Path) -> dict[str, Any]:
     """Path, content fingerprint and sizes of the model in `folder`; raises BadInput if it is none."""
-    config_path = folder / "config.json"
-    if not config_path.is_file():
-        raise BadInput(f"{folder} is no model folder: it has no config.json. Check target in the recipe.")
-    if not list(folder.glob("*.safetensors")):
-        raise BadInput(
-            f"{folder} has no *.safetensors. Other weight files are not read (pickles can run code)."
-        )
-    config = json.loads(config_path.read_text())
-    text = config.get("text_config") or config  # multimodal models nest the language model
+    config = require_whole(folder)
+    text = language_part(config)
     missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if key not in text]
     if missing:
-        raise BadInput(f"{config_path} lacks {', '.join(missing)}: it does not describe a language model")
+        lacks = f"{folder / 'config.json'} lacks {', '.join(missing)}"
+        raise BadInput(f"{lacks}: it does not describe a language model")
     return {
         "model_path": str(folder),
         "model_fingerprint": content_of_model(folder),
-        "architecture": (config.get("architectures") or ["unknown"])[0],
+        "architecture": config["architectures"][0],
         "num_layers": text["num_hidden_layers"],
         "hidden_size": text["hidden_size"],
         "vocab_size": text["vocab_size"],

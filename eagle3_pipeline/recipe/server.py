@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.recipe.extras import check_arguments, check_environment, check_extraction_arguments
 from eagle3_pipeline.recipe.strict import Strict
 
 PHASES = ("generation", "extraction", "evaluation")
@@ -49,15 +50,31 @@ class ServerSettings(Strict):
     reasoning_parser: str | None = None
     """vLLM's parser that splits thoughts from the answer."""
     extra_args: tuple[str, ...] = Field(default=(), strict=False)
-    """Further arguments, as vLLM spells them."""
+    """Further arguments, as vLLM spells them, one list item per word. What a setting, the phase or the
+    pipeline stands for is refused in any spelling; so is, in extraction, what makes states missing."""
     extra_env: dict[str, str] = Field(default={})
-    """Further environment variables."""
+    """Further environment variables. They win over what the pipeline sets; keys, GPUs and a time limit of
+    vLLM below `start_timeout_s` are refused."""
     port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port on the loopback address; by default a free one is chosen."""
     start_timeout_s: PositiveFloat = 1800
     """Limit from start to ready; vLLM's own limit is set to the same."""
+    stall_timeout_s: PositiveFloat = 300
+    """A server in use that makes no token for its requests for this long is ended, and the step tried
+    again."""
     idle_timeout_s: NonNegativeInt = 600
     """A server that nobody uses is stopped after this time."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _no_flag_of_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        check_arguments(value)
+        return value
+
+    @model_validator(mode="after")
+    def _environment_leaves_ours_alone(self) -> Self:
+        check_environment(self.extra_env, self.start_timeout_s)
+        return self
 
     def result_settings(self, *, with_speed: bool = False) -> dict[str, Any]:
         """What changes replies and states, as JSON values for a fingerprint; or their speed as well.
@@ -77,9 +94,10 @@ class ServerSettings(Strict):
                 f"server.{phase}: tensor_parallel x pipeline_parallel x data_parallel = {wanted}, but "
                 f"partitions.{phase} has {len(gpus)} GPUs: make both {len(gpus)}, or take fewer GPUs"
             )
-        if self.expert_parallel and wanted == 1:
+        if self.expert_parallel and self.tensor_parallel * self.data_parallel == 1:
             raise ValueError(
-                f"server.{phase}: expert_parallel wants tensor_parallel or data_parallel above 1"
+                f"server.{phase}: expert_parallel wants tensor_parallel or data_parallel above 1: stages of "
+                "pipeline_parallel share no experts"
             )
 
 
@@ -110,11 +128,15 @@ class Servers(Strict):
         return settings
 
     @model_validator(mode="after")
-    def _extraction_pins_its_flags(self) -> Self:
-        forbidden = ("--enable-prefix-caching", "--enable-chunked-prefill")
-        for flag in forbidden:
-            if flag in self.extraction.extra_args:
-                raise ValueError(
-                    f"server.extraction.extra_args has {flag}, with which states would be missing: remove it"
-                )
+    def _extraction_captures_every_state(self) -> Self:
+        try:
+            check_extraction_arguments(self.extraction.extra_args)
+        except ValueError as error:
+            raise ValueError(f"server.extraction.extra_args: {error}") from error
+        if self.extraction.pipeline_parallel > 1:
+            # vllm/config/speculative.py verifies the model that keeps the states, which knows no stages.
+            raise ValueError(
+                f"server.extraction.pipeline_parallel is {self.extraction.pipeline_parallel}, but vLLM "
+                "captures hidden states with one stage only: set it to 1 there, and raise tensor_parallel"
+            )
         return self

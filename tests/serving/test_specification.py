@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -6,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import eagle3_pipeline
-from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.errors import BadInput, MissingInput, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.recipe.extras import FLAG_OF_SETTING
+from eagle3_pipeline.recipe.models import Target
+from eagle3_pipeline.recipe.server import ServerSettings
 from eagle3_pipeline.serving import specification
+from eagle3_pipeline.serving.arguments import server_arguments
 from eagle3_pipeline.serving.specification import (
     ServerSpec,
     evaluation_server,
@@ -21,9 +28,21 @@ from eagle3_pipeline.serving.specification import (
 )
 
 REPOSITORY = Path(eagle3_pipeline.__file__).parent.parent
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_attention_heads": 8,
+    "num_hidden_layers": 30,
+    "n_routed_experts": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 8192,
+}
 
 
 def make_lineage(tmp_path: Path, *, target: str = "t1", **changes: Any) -> Lineage:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    (model / "model.safetensors").touch()
     values: dict[str, Any] = {
         "name": "small",
         "target": {"path": str(tmp_path / "model")},
@@ -111,6 +130,7 @@ def test_the_inner_time_limit_follows_the_outer_and_sizes_reach_the_environment(
     common = {"start_timeout_s": 3600.5, "cpu_kv_cache_gib": 1.5, "extra_env": {"NCCL_DEBUG": "INFO"}}
     env = generation_server(make_lineage(tmp_path, server={"common": common})).env
     assert env["VLLM_ENGINE_READY_TIMEOUT_S"] == "3601"
+    assert int(env["VLLM_ENGINE_READY_TIMEOUT_S"]) >= common["start_timeout_s"]
     assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert env["NCCL_DEBUG"] == "INFO"
     assert "CUDA_VISIBLE_DEVICES" not in env
@@ -139,28 +159,188 @@ def test_gpus_are_those_behind_the_outer_mask(tmp_path: Path, monkeypatch: pytes
     assert spec.fingerprint != unmasked.fingerprint
 
 
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "max_model_len": st.integers(1, 10**6),
+            "tensor_parallel": st.integers(1, 8),
+            "pipeline_parallel": st.integers(1, 8),
+            "data_parallel": st.integers(1, 8),
+            "quantization": st.sampled_from(["fp8", "awq"]),
+            "dtype": st.sampled_from(["float32", "auto"]),
+            "gpu_memory_utilization": st.floats(0.1, 1),
+            "max_num_seqs": st.integers(1, 512),
+            "reasoning_parser": st.sampled_from(["qwen3", "kimi_k2"]),
+            "expert_parallel": st.booleans(),
+            "enforce_eager": st.booleans(),
+        },
+    )
+)
+def test_every_setting_that_is_set_appears_exactly_once(values: dict[str, Any]) -> None:
+    settings = ServerSettings.model_validate({**values, "extra_args": ["--seed", "1"]})
+    argv = server_arguments(settings, Path("/model"), ("--phase", "x"), trust_remote_code=True)
+    for name, flag in FLAG_OF_SETTING.items():
+        value = getattr(settings, name)
+        assert argv.count(flag) == (value is not None and value is not False)
+        if flag in argv and value is not True:
+            assert argv[argv.index(flag) + 1] == str(value)
+    assert argv[-4:] == ("--phase", "x", "--seed", "1")
+    flags = [argument for argument in argv if argument.startswith("--")]
+    assert len(set(flags)) == len(flags)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("settings", "wanted"),
     [
-        {"max_model_len": 8192},
-        {"enforce_eager": True},
-        {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
-        {"cpu_kv_cache_gib": 4},
+        (
+            {"tensor_parallel": 8, "expert_parallel": True},
+            ("--tensor-parallel-size 8", "--data-parallel-size 1", "--enable-expert-parallel"),
+        ),
+        (
+            {"data_parallel": 8, "expert_parallel": True},
+            ("--tensor-parallel-size 1", "--data-parallel-size 8", "--enable-expert-parallel"),
+        ),
+        (
+            {"tensor_parallel": 4, "pipeline_parallel": 2},
+            ("--tensor-parallel-size 4", "--pipeline-parallel-size 2", "--data-parallel-size 1"),
+        ),
     ],
 )
-def test_what_may_change_replies_changes_the_fingerprint(change: dict[str, Any], tmp_path: Path) -> None:
-    plain = generation_server(make_lineage(tmp_path))
-    assert (
-        generation_server(make_lineage(tmp_path, server={"common": change})).fingerprint != plain.fingerprint
+def test_eight_gpus_are_shared_out_in_each_form(
+    tmp_path: Path, settings: dict[str, Any], wanted: tuple[str, ...]
+) -> None:
+    lineage = make_lineage(
+        tmp_path, partitions={"generation": "0-7"}, server={"generation": {**settings, "quantization": "fp8"}}
     )
+    spec = generation_server(lineage)
+    line = " ".join(spec.argv)
+    assert all(f" {part} " in line for part in (*wanted, "--quantization fp8"))
+    assert ("--enable-expert-parallel" in line) == ("expert_parallel" in settings)
+    assert spec.env["CUDA_VISIBLE_DEVICES"].count(",") == 7
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in spec.env
 
 
-@pytest.mark.parametrize("change", [{"port": 8123}, {"start_timeout_s": 5}, {"idle_timeout_s": 5}])
-def test_port_and_time_limits_leave_the_fingerprint_alone(change: dict[str, Any], tmp_path: Path) -> None:
-    plain = generation_server(make_lineage(tmp_path))
-    assert (
-        generation_server(make_lineage(tmp_path, server={"common": change})).fingerprint == plain.fingerprint
-    )
+CHANGES_THE_SERVER: dict[str, Any] = {
+    "max_model_len": 4096,
+    "tensor_parallel": 2,
+    "pipeline_parallel": 2,
+    "data_parallel": 2,
+    "expert_parallel": True,
+    "quantization": "fp8",
+    "dtype": "float32",
+    "gpu_memory_utilization": 0.5,
+    "cpu_kv_cache_gib": 4,
+    "max_num_seqs": 7,
+    "enforce_eager": True,
+    "reasoning_parser": "qwen3",
+    "extra_args": ["--seed", "2"],
+    "extra_env": {"NCCL_DEBUG": "INFO"},
+}
+LEAVES_THE_SERVER: dict[str, Any] = {
+    "python": Path(sys.executable),
+    "port": 8123,
+    "start_timeout_s": 5,
+    "stall_timeout_s": 5,
+    "idle_timeout_s": 5,
+}
+
+
+def test_every_setting_is_known_to_change_the_server_or_to_leave_it() -> None:
+    assert {*CHANGES_THE_SERVER, *LEAVES_THE_SERVER} == set(ServerSettings.model_fields)
+    assert not set(CHANGES_THE_SERVER) & set(LEAVES_THE_SERVER)
+
+
+def _changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> bool:
+    """Whether the change of one setting gives another fingerprint, on a machine of four cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    base = {"data_parallel": 2} if name == "expert_parallel" else {}
+    prints = [
+        generation_server(make_lineage(tmp_path, server={"generation": settings})).fingerprint
+        for settings in (base, {**base, name: value})
+    ]
+    return prints[0] != prints[1]
+
+
+@pytest.mark.parametrize("name", CHANGES_THE_SERVER)
+def test_what_may_change_replies_or_capacity_changes_the_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert _changed(tmp_path, monkeypatch, name, CHANGES_THE_SERVER[name])
+
+
+@pytest.mark.parametrize("name", LEAVES_THE_SERVER)
+def test_port_python_and_time_limits_leave_the_fingerprint_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert not _changed(tmp_path, monkeypatch, name, LEAVES_THE_SERVER[name])
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "binding"),
+    [
+        ({0, 1}, {"tensor_parallel": 2}, "0|1"),
+        ({7, 2, 5, 3, 11}, {"data_parallel": 2}, "2,3|5,7"),
+        (
+            set(range(8)),
+            {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2},
+            "0|1|2|3|4|5|6|7",
+        ),
+        ({0, 1}, {}, None),
+        ({0, 1}, {"tensor_parallel": 2, "extra_env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}}, "nobind"),
+    ],
+)
+def test_each_process_of_a_server_on_the_cpu_gets_cores_of_its_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: set[int],
+    settings: dict[str, Any],
+    binding: str | None,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    env = generation_server(make_lineage(tmp_path, server={"generation": settings})).env
+    assert env.get("VLLM_CPU_OMP_THREADS_BIND") == binding
+
+
+def test_a_binding_of_the_shell_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "1|0")
+    spec = generation_server(make_lineage(tmp_path, server={"generation": {"tensor_parallel": 2}}))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in spec.env
+
+
+def test_more_processes_than_cores_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    settings = {"tensor_parallel": 2, "data_parallel": 2}
+    with pytest.raises(RecipeError, match=r"= 4 processes on the CPU, .* 3 cores\. Make it at most 3\."):
+        generation_server(make_lineage(tmp_path, server={"generation": settings}))
+
+
+def test_a_target_that_cannot_be_split_so_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, server={"evaluation": {"tensor_parallel": 3}})
+    with pytest.raises(RecipeError, match=r"server\.evaluation\.tensor_parallel is 3, .*: 1, 2, 4, 8\."):
+        evaluation_server(lineage, None)
+    assert generation_server(lineage).phase == "generation"
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("config.json", "is no model folder: it has no config.json"),
+        ("model.safetensors", r"has no \*\.safetensors"),
+    ],
+)
+def test_a_model_folder_that_is_none_any_more_is_refused(tmp_path: Path, gone: str, message: str) -> None:
+    # Of a downloaded target: a local one that changed is another target, and not made yet.
+    recipe = make_lineage(tmp_path).recipe
+    hub = recipe.model_copy(update={"target": Target(hub_id="some/model")})
+    lineage = Lineage(hub, tmp_path / "storage")
+    place = lineage.target_model()
+    place.folder.mkdir(parents=True)
+    place.finish([], {"model_path": str(tmp_path / "model"), "model_fingerprint": "t1"})
+    assert generation_server(lineage).model == tmp_path / "model"
+    (tmp_path / "model" / gone).unlink()
+    with pytest.raises(BadInput, match=message):
+        generation_server(lineage)
 
 
 def test_another_model_in_the_same_folder_and_inherited_settings_change_the_fingerprint(
