@@ -26,11 +26,8 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         lineage = storage.lineage(recipe)
         with step():
             manifest = audit_samples(lineage)
-            if recipe.partitions.overlap("generation", "extraction"):
-                for name in servers.release_generation(lineage):
-                    context.log.info(
-                        f"stopped {name}: its samples are complete and extraction needs its GPUs"
-                    )
+            for name in servers.release_generation(lineage):
+                context.log.info(f"stopped {name}: its samples are complete and extraction needs its GPUs")
         layers = "-".join(map(str, recipe.extraction.layers))
         version = dg.DataVersion(f"passed-layers-{layers}-bf16")
         place = lineage.sample_audit()

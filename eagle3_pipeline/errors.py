@@ -11,7 +11,8 @@
     └── ServerError            anything about the life of a vLLM server
         ├── ServerRefused      it cannot start like this (flags, port, model): do not retry
         ├── ServerDied         the process ended while it was loading or working
-        ├── ServerStalled      alive, but requests get no reply within their time limit
+        ├── ServerStopped      a person stopped it while it was in use: do not retry
+        ├── ServerStalled      alive, but it makes no tokens, or requests get no reply in time
         └── ServerNotReady     alive, but not ready within its time limit: do not retry, raise the limit
 
 A message says what was found, what was expected and what to do. `retryable` is what an
@@ -69,8 +70,12 @@ class ServerDied(ServerError):
     retryable = True
 
 
+class ServerStopped(ServerError):
+    """A person stopped the server while it was in use; starting it again would undo that."""
+
+
 class ServerStalled(ServerError):
-    """The server's process lives, but requests got no reply within their time limit."""
+    """The server's process lived, but made no tokens for requests that ran, or gave no reply in time."""
 
     retryable = True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import dagster as dg
 
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.serving.gpus import overlap, physical_gpus
 from eagle3_pipeline.serving.server import RunningServer, open_server, stop_servers
 from eagle3_pipeline.serving.specification import evaluation_server, extraction_server, generation_server
 
@@ -41,9 +42,11 @@ class VllmServers(dg.ConfigurableResource):
             yield server
 
     def release_generation(self, lineage: Lineage) -> list[str]:
-        """Stop this recipe's generation server if it is idle, and no other; its name, once it is gone.
+        """Stop this recipe's idle generation server if extraction wants its GPUs; its name, once it is gone.
 
-        An idle server on the same GPUs may be the extraction server of a run that was interrupted.
+        No other: an idle server on the same GPUs may be the extraction server of an interrupted run.
         """
         spec = generation_server(lineage)
+        if not overlap(physical_gpus(spec.partition), physical_gpus(lineage.recipe.partitions.extraction)):
+            return []
         return stop_servers(spec.partition, only=spec.fingerprint)

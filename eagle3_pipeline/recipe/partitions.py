@@ -45,8 +45,3 @@ class Partitions(Strict):
     extraction: GpuNames = Field(default=(), description="GPUs of the server that captures hidden states")
     training: GpuNames = Field(default=(), description="GPUs of the training process")
     evaluation: GpuNames = Field(default=(), description="GPUs of the servers that measure the draft")
-
-    def overlap(self, one: str, other: str) -> bool:
-        """Whether two phases share a GPU; phases on the CPU always do."""
-        first, second = getattr(self, one), getattr(self, other)
-        return bool(set(first) & set(second)) or (not first and not second)

@@ -1,6 +1,7 @@
 """Why a server died: the last lines of its log, and the likely cause in words."""
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,15 @@ from eagle3_pipeline.errors import ServerDied, ServerError, ServerRefused
 
 _READ_BYTES = 256 * 1024
 _TAIL_LINES = 15
+_FULL_BYTES = 2**20
 _LINE_CHARACTERS = 400
 # The marks below a line of a traceback, and what a binding library prints whenever Python ends.
 _NOISE = re.compile(r"^[\s^~|]*$|.*\s[\^~]{3,}\s*$|^ - leaked |^nanobind: |^ - \.\.\. skipped remainder")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # "(EngineCore pid=123) INFO 01-31 12:00:00 [core.py:10] text" -> "text"
 _PREFIX = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.]+ (\[[^]]*\] )?")
+# vLLM's progress bar over the files of the weights, a line for each step.
+_WEIGHTS = re.compile(r"checkpoint shards: .*\| (\d+)/(\d+) ")
 _HARMLESS = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING) [\d-]+ ")
 
 
@@ -41,6 +45,12 @@ _CAUSES = (
     _cause(
         r"No module named '?eagle3_pipeline",
         "the server's Python cannot import eagle3_pipeline. Install it there too",
+        refused=True,
+    ),
+    _cause(
+        r"Timed out waiting for engine",
+        "vLLM's own limit for the start of its engine ran out. Raise server.<phase>.start_timeout_s, which "
+        "sets that limit too",
         refused=True,
     ),
     _cause(
@@ -107,7 +117,8 @@ def read_lines(log: Path) -> list[str]:
         with log.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _READ_BYTES))
-            text = file.read().decode(errors="replace")
+            # A log that was cut while it is written begins with zeros.
+            text = file.read(_READ_BYTES).decode(errors="replace").replace("\0", "")
     except OSError:
         return []
     lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in _ANSI.sub("", text).split("\n"))
@@ -118,7 +129,9 @@ def news(log: Path) -> str:
     """The last line of a log that tells a person something, without its prefix, in at most 120 characters."""
     lines = [line for line in read_lines(log) if not line.startswith((" ", "\t")) and "GET /" not in line]
     # A line of vLLM's own logging before what libraries print around it.
-    logged = [line for line in lines if _PREFIX.match(line)]
+    logged = [line for line in lines if _PREFIX.match(line) or _WEIGHTS.search(line)]
+    if logged and (weights := _WEIGHTS.search(logged[-1])):
+        return f"weight shards loaded: {weights[1]} of {weights[2]}"
     return _PREFIX.sub("", (logged or lines or ["no output yet"])[-1]).strip()[:120]
 
 
@@ -142,6 +155,8 @@ def explain_death(name: str, log: Path, ended: str | None, *, loading: bool) -> 
     words = "no known cause shows in its log"
     if found is not None:
         words = found[0].words
+    elif log.parent.is_dir() and shutil.disk_usage(log.parent).free < _FULL_BYTES:
+        words = f"the disk of its log is full, so the log may lack it. Free space in {log.parent}"
     elif ended and "SIGKILL" in ended:
         words = "killed from outside; the kernel does so when memory runs out (see `dmesg`)"
     tail = [line for line in lines if not _NOISE.match(line)][-_TAIL_LINES:]

@@ -48,6 +48,11 @@ def physical_gpus(names: tuple[str, ...]) -> tuple[str, ...]:
     return physical
 
 
+def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether two partitions, as physical names, share a GPU; two on the CPU always do."""
+    return bool(set(one) & set(other)) or (not one and not other)
+
+
 def _visible(names: tuple[str, ...]) -> list[str] | None:
     """The entries of the outer mask, None when there is none; raises RecipeError where CUDA would stop."""
     mask = os.environ.get(MASK_VARIABLE)

@@ -5,8 +5,8 @@ each other. A lease is exclusive, or shared among users of the very same server 
 
     <gpu>.lock      flock: who holds the GPU
     <gpu>.guard     flock, held for an instant: one taker at a time looks and decides
-    <gpu>.holders   {"fingerprint": ..., "holders": [{"pid", "namespace", "purpose", "since"}]}; its time
-                    stamp is the last time that somebody took or left the lease, or was seen holding it
+    <gpu>.holders   who holds it, in words (holders.py); its time stamp is the last time that somebody took
+                    or left the lease, or was seen holding it
 
 Within one process a lease that is held alone, or for another fingerprint, is waited for like a stranger's:
 do not nest them.
@@ -14,20 +14,16 @@ do not nest them.
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 
-import psutil
-
+from eagle3_pipeline.serving.gpu_memory import read_memory, tell_strangers
 from eagle3_pipeline.serving.gpus import physical_gpus
+from eagle3_pipeline.serving.holders import Holder, lease_path, read_holders, write_holders
 from eagle3_pipeline.serving.host_state import open_shared, state_folder
-from eagle3_pipeline.serving.process import pid_namespace
 from eagle3_pipeline.serving.stopping import stop_overlapping
 
 logger = logging.getLogger(__name__)
@@ -48,6 +44,7 @@ def hold_partition(gpus: tuple[str, ...], purpose: str) -> Iterator[None]:
     physical = physical_gpus(gpus)
     with hold_lease(physical, None, purpose):
         stop_overlapping(physical)
+        tell_strangers(read_memory(physical))
         yield
 
 
@@ -90,7 +87,7 @@ def last_used(gpus: tuple[str, ...]) -> float:
     with _guard(name):
         if _is_held(name):
             return time.time()
-        holders = _path(name, "holders")
+        holders = lease_path(name, "holders")
         return holders.stat().st_mtime if holders.exists() else 0.0
 
 
@@ -100,11 +97,11 @@ def note_use(gpus: tuple[str, ...]) -> None:
     with _guard(name):
         if _is_held(name):
             with contextlib.suppress(FileNotFoundError):  # its holder was killed before it wrote its name
-                os.utime(_path(name, "holders"))
+                os.utime(lease_path(name, "holders"))
 
 
 def _is_held(name: str) -> bool:
-    lock = open_shared(_path(name, "lock"), os.O_RDONLY)
+    lock = open_shared(lease_path(name, "lock"), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,13 +116,29 @@ def lease_names(gpus: tuple[str, ...]) -> list[str]:
     return sorted({f"gpu-{gpu.replace('/', '_')}" for gpu in gpus}) or ["cpu"]
 
 
+def holders(gpus: tuple[str, ...]) -> list[Holder]:
+    """Who holds the leases of these physical GPUs now."""
+    return [holder for name in lease_names(gpus) for holder in _holders(name)]
+
+
+def all_holders() -> list[Holder]:
+    """Who holds any lease of this machine now, of all users and recipes."""
+    names = sorted(path.stem for path in state_folder("leases").glob("*.holders"))
+    return [holder for name in names for holder in _holders(name)]
+
+
+def _holders(name: str) -> list[Holder]:
+    with _guard(name):
+        return read_holders(name).holders if _is_held(name) else []
+
+
 def _wait_for(name: str, fingerprint: str | None, purpose: str) -> int:
     began = told = time.monotonic()
     while (descriptor := _try(name, fingerprint, purpose)) is None:
         if time.monotonic() - told >= _NEWS_EVERY_S or told == began:
             told = time.monotonic()
-            holders = _holders_in_words(name)
-            logger.info("%s waits for %s since %.0f s: held by %s", purpose, name, told - began, holders)
+            words = ", ".join(map(str, _holders(name))) or "a process that left no name"
+            logger.info("%s waits for %s since %.0f s: held by %s", purpose, name, told - began, words)
         time.sleep(_POLL_S)
     return descriptor
 
@@ -133,23 +146,21 @@ def _wait_for(name: str, fingerprint: str | None, purpose: str) -> int:
 def _try(name: str, fingerprint: str | None, purpose: str) -> int | None:
     """The locked descriptor of a lease, or None when it is held and cannot be shared."""
     with _guard(name):
-        lock = open_shared(_path(name, "lock"), os.O_RDONLY)
+        lock = open_shared(lease_path(name, "lock"), os.O_RDONLY)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                holders = []
+                others = []
             except BlockingIOError:
-                found = _read_holders(name)
-                if fingerprint is None or found.get("fingerprint") != fingerprint:
+                found = read_holders(name)
+                if fingerprint is None or found.fingerprint != fingerprint:
                     os.close(lock)
                     return None
-                holders = [one for one in found["holders"] if _may_hold(one)]
+                others = found.holders
             if fingerprint is not None:
                 # From exclusive to shared is no single step for the kernel; the guard keeps others out.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            own = {"pid": os.getpid(), "namespace": pid_namespace()}
-            holders.append({**own, "purpose": purpose, "since": time.time()})
-            _write_holders(name, {"fingerprint": fingerprint, "holders": holders})
+            write_holders(name, fingerprint, [*others, Holder.this_process(name, purpose)])
         except BlockingIOError:  # held alone by a process that was killed before it wrote its name
             os.close(lock)
             return None
@@ -159,54 +170,19 @@ def _try(name: str, fingerprint: str | None, purpose: str) -> int | None:
 def _leave(name: str, descriptor: int) -> None:
     # Closing frees the lock, whatever happens; the time stamp starts the idle time of the server.
     try:
-        with contextlib.suppress(OSError):
-            os.utime(_path(name, "holders"))
+        with contextlib.suppress(OSError), _guard(name):
+            found = read_holders(name)
+            ours = next((one for one in found.holders if one.here and one.pid == os.getpid()), None)
+            write_holders(name, found.fingerprint, [one for one in found.holders if one is not ours])
     finally:
         os.close(descriptor)
 
 
 @contextmanager
 def _guard(name: str) -> Iterator[None]:
-    descriptor = open_shared(_path(name, "guard"), os.O_RDONLY)
+    descriptor = open_shared(lease_path(name, "guard"), os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-
-
-def _path(name: str, kind: str) -> Path:
-    return state_folder("leases") / f"{name}.{kind}"
-
-
-def _read_holders(name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(_path(name, "holders").read_text())
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):  # torn by a kill: whoever holds the lease cannot be shared with
-        return {}
-
-
-def _write_holders(name: str, value: dict[str, Any]) -> None:
-    # In place, for a file of another user cannot be replaced in a sticky folder.
-    descriptor = open_shared(_path(name, "holders"), os.O_RDWR)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(value).encode())
-    finally:
-        os.close(descriptor)
-
-
-def _may_hold(holder: dict[str, Any]) -> bool:
-    """Whether a holder that is written down may live; one of another container cannot be looked up."""
-    return holder.get("namespace") != pid_namespace() or psutil.pid_exists(holder["pid"])
-
-
-def _holders_in_words(name: str) -> str:
-    now, here = time.time(), pid_namespace()
-    words = []
-    for one in _read_holders(name).get("holders", []):
-        if _may_hold(one):
-            where = "" if one.get("namespace") == here else " of another container"
-            words.append(f"{one['purpose']} (pid {one['pid']}{where}, for {now - one['since']:.0f} s)")
-    return ", ".join(words) or "a process that left no name"

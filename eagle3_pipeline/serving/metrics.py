@@ -62,11 +62,11 @@ def scrape(base_url: str) -> ServerMetrics:
     """The counters now of the server at `base_url` (without /v1); raises ServerStalled without an answer."""
     try:
         reply = httpx.get(f"{base_url}/metrics", timeout=_TIMEOUT, trust_env=False).raise_for_status()
-    except httpx.HTTPError as error:
+        return parse_metrics(reply.text)
+    except (httpx.HTTPError, ValueError) as error:
         raise ServerStalled(
-            f"{base_url}/metrics did not answer ({type(error).__name__}: {error}). Is the server alive?"
+            f"{base_url}/metrics gave no counters ({type(error).__name__}: {error}). Is the server alive?"
         ) from error
-    return parse_metrics(reply.text)
 
 
 def parse_metrics(text: str) -> ServerMetrics:

@@ -214,11 +214,12 @@ def _carries(pid: int, marker: str) -> bool | None:
     return False if any(entry.startswith((b"PATH=", b"HOME=")) for entry in entries) else None
 
 
-def end_family(leader: ProcessIdentity | None, marker: str) -> list[int]:
+def end_family(leader: ProcessIdentity | None, marker: str, *, loading: bool = False) -> list[int]:
     """End a family and return the pids that were ended, once every one is gone; raises ServerError, Busy.
 
     The leader is asked first, for it takes its children down in order. What is left then is asked itself,
-    and then killed.
+    and then killed. While it is `loading` all are asked at once: vLLM 0.32 loses a SIGTERM that comes before
+    it serves, and loads on.
     """
     known: set[ProcessIdentity] = set()
 
@@ -227,7 +228,7 @@ def end_family(leader: ProcessIdentity | None, marker: str) -> list[int]:
         return [process for process in known if process.alive()]
 
     try:
-        if left() and leader is not None and leader.alive():
+        if left() and leader is not None and leader.alive() and not loading:
             leader.send(signal.SIGTERM)
             _wait(lambda: not leader.alive(), _LEADER_S)
             _wait(lambda: not left(), _FOLLOW_S)

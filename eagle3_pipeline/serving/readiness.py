@@ -10,10 +10,10 @@ from pathlib import Path
 
 import httpx
 
-from eagle3_pipeline.errors import ServerError, ServerNotReady
+from eagle3_pipeline.errors import ServerError, ServerNotReady, ServerStalled, ServerStopped
 from eagle3_pipeline.serving.diagnosis import explain_death, news
 from eagle3_pipeline.serving.process import exit_status
-from eagle3_pipeline.serving.record import ServerRecord
+from eagle3_pipeline.serving.record import ServerRecord, read_record
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,8 @@ _POLL_S = 0.25
 _NEWS_EVERY_S = 10.0
 _SAME_NEWS_EVERY_S = 30.0
 _TIMEOUT = httpx.Timeout(5.0, connect=1.0)
+# Ends that were made by us: the log has nothing of them.
+_TOLD: dict[str, type[ServerError]] = {kind.__name__: kind for kind in (ServerStalled, ServerStopped)}
 
 
 def wait_until_ready(record: ServerRecord, limit_s: float, knob: str) -> None:
@@ -82,7 +84,10 @@ def check_alive(record: ServerRecord) -> None:
 
 
 def death_of(record: ServerRecord) -> ServerError:
-    """The error for a server whose process ended."""
+    """The error for a server whose process ended: what its record says of it, else what its log shows."""
+    now = read_record(record.path)
+    if now is not None and now.marker == record.marker and now.failure in _TOLD:
+        return _TOLD[now.failure](now.reason)
     ended = exit_status(record.process) if record.process else None
     return explain_death(str(record), Path(record.log), ended, loading=not record.ready)
 

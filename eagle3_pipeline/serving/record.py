@@ -1,7 +1,11 @@
 """What runs, on disk: one JSON file per server, written whole, compared with reality whenever it is read.
 
+    absent -> starting -> ready -> (draining) -> stopping -> absent
+                  |         |          |
+                  +---------+----------+-> failed -> absent, when its GPUs are used again
+
 A record is written before its process is started (`process` is null then): whatever is killed when, the
-marker in it finds the processes.
+marker in it finds the processes. Who uses a server is not in its record but in the leases of its GPUs.
 
 Process ids mean nothing in another pid namespace (another container that shares the host state), and a port
 nothing in another network namespace. There the `.life` file tells: the server and its watcher keep it locked,
@@ -10,6 +14,7 @@ container is left alone as long as it lives, and those of a container that ended
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -19,14 +24,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from eagle3_pipeline.durable_files import write_json
+from eagle3_pipeline.serving.gpus import overlap
 from eagle3_pipeline.serving.host_state import open_shared, state_folder
 from eagle3_pipeline.serving.process import ProcessIdentity, boot_id, pid_namespace
 
-_FORMAT = 1
+Stage = Literal["starting", "ready", "draining", "stopping", "failed"]
+"""`draining`: it works for its users, takes no new ones, and is stopped after the last."""
+
+_FORMAT = 2
 # A constant and short: the path of a unix socket has at most 107 bytes, 37 of which are vLLM's.
-_SOCKETS = Path("/tmp")
+_SCRATCH = Path("/tmp")
 
 
 @dataclass(frozen=True)
@@ -51,9 +61,18 @@ class ServerRecord:
     """The step that starts it; while that lives, a record without a process is none to clear up."""
     process: ProcessIdentity | None = None
     watcher: ProcessIdentity | None = None
-    ready: bool = False
+    stage: Stage = "starting"
+    failure: str = ""
+    """Name of the class in errors.py that tells how it failed."""
+    reason: str = ""
+    """How it failed, in words."""
     uid: int = 0
     format: int = _FORMAT
+
+    @property
+    def ready(self) -> bool:
+        """Whether it was ready, whatever it is now."""
+        return self.stage in ("ready", "draining")
 
     @property
     def path(self) -> Path:
@@ -71,9 +90,9 @@ class ServerRecord:
         return self.path.with_suffix(f".{self.marker[:12]}.life")
 
     @property
-    def sockets(self) -> Path:
-        """The folder for vLLM's unix sockets, which vLLM leaves behind when it ends."""
-        return _SOCKETS / f"eagle3-ipc-{self.marker[:12]}"
+    def scratch(self) -> Path:
+        """The folder for vLLM's unix sockets and temporary files, which vLLM leaves behind when it ends."""
+        return _SCRATCH / f"eagle3-ipc-{self.marker[:12]}"
 
     @property
     def foreign(self) -> bool:
@@ -85,6 +104,36 @@ class ServerRecord:
         if self.foreign:
             return self._life_is_held()
         return self.process is not None and self.process.alive()
+
+    def state(self) -> Stage:
+        """Its stage, unless reality differs: a server whose process is gone has failed."""
+        if self.stage == "failed" or self.alive() or (self.process is None and self.starter.alive()):
+            return self.stage
+        return "failed"
+
+    def amend(self, *, only_from: Stage | None = None, **changes: object) -> "ServerRecord":
+        """Write the record as it is on disk by now with `changes`; nothing if it tells of another server.
+
+        Steps, watchers and people change a record: each only its own fields, one after the other; with
+        `only_from`, only a record that is still in this stage. A record of another user is left as it is,
+        for that user's processes keep it.
+        """
+        with _one_at_a_time():
+            now = read_record(self.path)
+            if now is None or now.marker != self.marker or now.uid != os.getuid():
+                return self
+            if only_from not in (None, now.stage):
+                return now
+            record = dataclasses.replace(now, **changes)  # type: ignore[arg-type]
+            record.write()
+            return record
+
+    def fail(self, error: Exception) -> "ServerRecord":
+        """Keep how it failed, for the steps that used it and for people; the first reason stands."""
+        now = read_record(self.path)
+        if now is not None and now.marker == self.marker and now.failure:
+            return now
+        return self.amend(stage="failed", failure=type(error).__name__, reason=str(error))
 
     @contextmanager
     def hold_life(self) -> Iterator[int]:
@@ -111,7 +160,7 @@ class ServerRecord:
 
     def overlaps(self, gpus: tuple[str, ...]) -> bool:
         """Whether it uses one of these GPUs; two on the CPU always overlap."""
-        return bool(set(self.gpus) & set(gpus)) or (not self.gpus and not gpus)
+        return overlap(self.gpus, gpus)
 
     def write(self) -> None:
         """Write it, whole or not at all, readable for all users."""
@@ -119,17 +168,21 @@ class ServerRecord:
         self.path.chmod(0o644)
 
     def remove(self) -> None:
-        """Forget the server, with its sockets.
+        """Forget the server, with what it left in its scratch folder.
 
         A file that tells of another server by now, or belongs to another user, stays.
         """
-        shutil.rmtree(self.sockets, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            self.life.unlink()
+        self.tidy()
         now = read_record(self.path)
         if now is not None and now.marker == self.marker:
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 self.path.unlink()
+
+    def tidy(self) -> None:
+        """Remove what only a living server needs."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            self.life.unlink()
 
     def __str__(self) -> str:
         where = f"GPUs {','.join(self.gpus)}" if self.gpus else "the CPU"
@@ -143,6 +196,8 @@ def read_record(path: Path) -> ServerRecord | None:
     try:
         value = json.loads(path.read_text())
         if value["format"] != _FORMAT or not value["marker"].isalnum():  # it becomes part of paths
+            return None
+        if value["stage"] not in get_args(Stage):
             return None
         for name in ("starter", "process", "watcher"):
             value[name] = ProcessIdentity(**value[name]) if value[name] else None
@@ -164,6 +219,16 @@ def all_records() -> Iterator[ServerRecord]:
             yield record
         else:
             record.remove()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    descriptor = os.open(state_folder("servers"), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def new_record(**values: object) -> ServerRecord:

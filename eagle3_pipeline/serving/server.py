@@ -5,7 +5,6 @@
 The server goes on after that, for the next shard or step; its watcher stops it when nobody uses it.
 """
 
-import dataclasses
 import fcntl
 import logging
 import os
@@ -15,12 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_pipeline.errors import Busy, Eagle3Error, ServerError, ServerNotReady, ServerStalled
+from eagle3_pipeline.errors import (
+    Busy,
+    Eagle3Error,
+    ServerError,
+    ServerNotReady,
+    ServerStalled,
+    ServerStopped,
+)
 from eagle3_pipeline.serving.gpus import physical_gpus
 from eagle3_pipeline.serving.host_state import open_shared, state_folder
 from eagle3_pipeline.serving.lease import hold_lease, try_hold
+from eagle3_pipeline.serving.liveness import watch_liveness
 from eagle3_pipeline.serving.readiness import check_alive, wait_until_ready
-from eagle3_pipeline.serving.record import ServerRecord, all_records
+from eagle3_pipeline.serving.record import ServerRecord, Stage, all_records
 from eagle3_pipeline.serving.specification import ServerSpec
 from eagle3_pipeline.serving.starting import start_server, watch_server
 from eagle3_pipeline.serving.stopping import stop_overlapping, stop_server
@@ -29,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 # A server that was ready once answers fast; under full load on few cores it may take some seconds.
 _ATTACH_LIMIT_S = 60.0
+_DRAIN_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,10 @@ class RunningServer:
     record: ServerRecord
 
     def check_alive(self) -> None:
-        """Raise ServerDied, with the last lines of the log, if the server's process ended."""
+        """Raise ServerDied, with the last lines of the log, if the server's process ended.
+
+        ServerStalled if it was ended for making no tokens, ServerStopped if a person stopped it.
+        """
         check_alive(self.record)
 
 
@@ -61,22 +72,24 @@ def open_server(spec: ServerSpec, log_folder: Path, *, stop: bool = False) -> It
         ServerRefused: it cannot start with these settings; the cause and the log's last lines are in it.
         ServerDied: its process ended while loading.
         ServerStalled: it was ready once and answers no more; it was stopped.
+        ServerStopped: a person stopped it while it was loading.
         ServerNotReady: alive, but not ready in time; it was stopped.
-        Busy: a server of another container has the GPUs, or one of another user.
+        Busy: a server of another container or user has the GPUs, or strangers have their memory.
     """
     gpus = physical_gpus(spec.partition)
     try:
-        with hold_lease(gpus, spec.fingerprint, f"{spec.phase} with {spec.served_name}"):
+        with _hold_lease(spec, gpus):
             record = _ready_record(spec, gpus, log_folder)
             assert record.process is not None
-            yield RunningServer(
-                base_url=record.base_url,
-                model=record.served_name,
-                spec=spec,
-                pid=record.process.pid,
-                log=Path(record.log),
-                record=record,
-            )
+            with watch_liveness(record, spec.settings.stall_timeout_s):
+                yield RunningServer(
+                    base_url=record.base_url,
+                    model=record.served_name,
+                    spec=spec,
+                    pid=record.process.pid,
+                    log=Path(record.log),
+                    record=record,
+                )
     except BaseException:
         if stop:
             _stop_after_failure(spec)
@@ -88,6 +101,27 @@ def open_server(spec: ServerSpec, log_folder: Path, *, stop: bool = False) -> It
         logger.info(
             "%s stays up for later steps and stops by itself after %.0f s without work", record, idle_s
         )
+
+
+@contextmanager
+def _hold_lease(spec: ServerSpec, gpus: tuple[str, ...]) -> Iterator[None]:
+    """The lease of a server's users, once no such server is being drained: that takes no new users."""
+    while True:
+        if (record := _draining(spec)) is not None:
+            logger.info("%s is being drained; a new one is started when its users are done", record)
+        while _draining(spec) is not None:
+            time.sleep(_DRAIN_POLL_S)
+        with hold_lease(gpus, spec.fingerprint, f"{spec.phase} with {spec.served_name}"):
+            if _draining(spec) is None:
+                yield
+                return
+
+
+def _draining(spec: ServerSpec) -> ServerRecord | None:
+    for record in all_records():
+        if record.fingerprint == spec.fingerprint and record.state() == "draining":
+            return record
+    return None
 
 
 def _stop_after_failure(spec: ServerSpec) -> None:
@@ -126,6 +160,23 @@ def stop_if_unused(record: ServerRecord) -> bool:
     return False
 
 
+def retire(record: ServerRecord, *, force: bool = False) -> Stage | None:
+    """Stop a server because a person wants it; None once it is gone, else the stage that it stays in.
+
+    One in use is drained: its watcher stops it when its users are done. With `force` it ends at once, and
+    its users get ServerStopped, which no step retries. Raises ServerError, and Busy for a server of another
+    user or container.
+    """
+    with try_hold(record.gpus, f"stopping {record.served_name}") as free:
+        if free:
+            stop_server(record)
+            return None
+    if force:
+        stop_server(record, ServerStopped(f"{record} was stopped by hand while it was in use."))
+        return None
+    return record.amend(only_from="ready", stage="draining").stage
+
+
 def _ready_record(spec: ServerSpec, gpus: tuple[str, ...], log_folder: Path) -> ServerRecord:
     with _start_lock(spec.fingerprint):
         stop_overlapping(gpus, keep=spec.fingerprint)
@@ -137,18 +188,14 @@ def _ready_record(spec: ServerSpec, gpus: tuple[str, ...], log_folder: Path) -> 
     except ServerError as error:
         # Dead with children left, or alive but useless: neither may keep the GPUs. An interruption of this
         # step is no reason: the server goes on loading for the next one.
-        stop_server(record)
-        if isinstance(error, ServerNotReady):
-            logger.warning("%s was stopped: not ready in time", record)
-            if record.ready:  # it hung; a new one has a chance
-                raise ServerStalled(f"{error} It was stopped.") from error
-        raise
-    if record.ready:
-        return record
-    record = dataclasses.replace(record, ready=True)
-    if record.uid == os.getuid():
-        record.write()
-    return record
+        if isinstance(error, ServerNotReady) and record.ready:  # it hung; a new one has a chance
+            error = ServerStalled(f"{error} It was stopped.")
+        try:
+            stop_server(record, error)
+        except ServerError as also:
+            raise type(error)(f"{error}\nEnding it failed as well: {also}") from None
+        raise error from None
+    return record if record.ready else record.amend(only_from="starting", stage="ready")
 
 
 @contextmanager
@@ -172,7 +219,7 @@ def _attach(spec: ServerSpec) -> ServerRecord | None:
                 f"{record} has these GPUs and cannot be used from here. "
                 "Run one container per machine, or wait until it stops by itself."
             )
-        if not record.alive():
+        if not record.alive() or record.stage in ("stopping", "failed"):
             stop_server(record)
             continue
         logger.info("using %s, which runs since %.0f s", record, time.time() - record.started_at)

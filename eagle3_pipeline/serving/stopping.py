@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from eagle3_pipeline.errors import Busy
+from eagle3_pipeline.errors import Busy, ServerError
 from eagle3_pipeline.serving.gpu_memory import read_memory, wait_for_memory
 from eagle3_pipeline.serving.process import end_family
 from eagle3_pipeline.serving.record import ServerRecord, all_records
@@ -13,8 +13,10 @@ from eagle3_pipeline.serving.record import ServerRecord, all_records
 logger = logging.getLogger(__name__)
 
 
-def stop_server(record: ServerRecord) -> list[int]:
+def stop_server(record: ServerRecord, failure: ServerError | None = None) -> list[int]:
     """End all processes of a server and forget it once its memory is back; returns the pids ended.
+
+    With `failure` the record stays, as one that failed like that, until its GPUs are used again.
 
     Raises ServerError when a process cannot be ended or memory of a GPU does not come back, Busy when it is
     another user's or another container's.
@@ -25,10 +27,17 @@ def stop_server(record: ServerRecord) -> list[int]:
             "Run `eagle3 server stop` in that container, or wait until it stops by itself."
         )
     began = time.monotonic()
+    if failure is None:
+        record.amend(stage="stopping")
+    else:
+        record.fail(failure)
     before = read_memory(record.gpus)
-    ended = end_family(record.process, record.marker)
+    ended = end_family(record.process, record.marker, loading=record.stage == "starting")
     wait_for_memory(before, ended, was_ready=record.ready)
-    record.remove()
+    if failure is None:
+        record.remove()
+    else:
+        record.tidy()
     if record.watcher is not None and record.watcher.pid != os.getpid():
         record.watcher.send(signal.SIGTERM)  # it would end by itself at its next look
     if ended:

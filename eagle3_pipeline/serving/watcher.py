@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from eagle3_pipeline.serving.lease import last_used, note_use, try_hold
+from eagle3_pipeline.serving.readiness import death_of
 from eagle3_pipeline.serving.record import ServerRecord, read_record
 from eagle3_pipeline.serving.stopping import stop_server
 
@@ -49,17 +50,22 @@ def _look(path: Path, first: ServerRecord) -> bool:
     note_use(record.gpus)
     if record.process is None and starter_lives:
         return False
+    if record.stage == "failed":
+        stop_server(record, death_of(record))  # whoever said so may have been killed over ending it
+        return True
     if not record.alive():
         logger.info("%s ended, or its start was cut short; ending what is left", record)
-        stop_server(record)
+        stop_server(record, death_of(record) if record.process else None)
         return True
-    return time.time() >= stops_at(record) and _stop_if_idle(record)
+    due = record.stage in ("draining", "stopping") or time.time() >= stops_at(record)
+    return due and _stop_if_idle(record)
 
 
 def _stop_if_idle(record: ServerRecord) -> bool:
     with try_hold(record.gpus, f"stopping idle {record.served_name}") as free:
         if free:
-            logger.info("%s was idle for %.0f s", record, record.idle_timeout_s)
+            why = f"idle for {record.idle_timeout_s:.0f} s" if record.stage == "ready" else record.stage
+            logger.info("%s was %s", record, why)
             stop_server(record)
         return free
 

@@ -14,7 +14,9 @@ import dagster as dg
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples.shard_file import read_samples
+from eagle3_pipeline.serving.record import all_records
 from tests.corpus import TEXT
+from tests.fakes.faults import write_control
 from tests.recipes import tiny_recipe, write_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +141,24 @@ def test_a_run_killed_in_the_middle_goes_on_with_what_is_missing_and_ends_with_t
         assert f"  {row} " in done.stdout
     assert "make ui" in done.stdout
     assert "no server of ours runs" in eagle3("server", "status").stdout
+
+
+def test_a_server_that_hangs_in_the_middle_is_ended_and_another_one_finishes_the_work(
+    tmp_path, tiny_llama, monkeypatch
+) -> None:
+    control = tmp_path / "control.json"
+    monkeypatch.setenv("FAKE_CONTROL", str(control))
+    write_control(control, hang_after_requests=6)
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, server={"common": {"stall_timeout_s": 2}})
+    process = _start(recipe, tmp_path, stdout=subprocess.PIPE)
+    _wait_for(lambda: any(record.failure == "ServerStalled" for record in all_records()))
+    write_control(control)
+    output = process.communicate(timeout=300)[0].decode()
+    assert process.returncode == 0, output
+    assert "requests got no token for 2 s, though /metrics answers" in output
+    lineage = _lineage(recipe)
+    made = lineage.made([lineage.synthetic_samples(shard) for shard in lineage.recipe.shards])
+    assert sum(manifest.facts["samples"] for manifest in made) == 24
 
 
 def test_an_interrupted_run_says_when_its_server_stops_and_leaves_it_to_the_next(

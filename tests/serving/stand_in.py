@@ -3,6 +3,9 @@
 python stand_in.py [--behave WORD,WORD...] --served-model-name NAME --port N     (other arguments are ignored)
 
 crash         print a log with a known cause and end with exit code 1
+crash-late    the same after 18 of 20 weight shards
+inner-limit   what vLLM prints when its own limit for the engine's start runs out
+stalled       answer everything, but /metrics shows a request that gets no token
 hang          never listen
 other-name    serve under another name
 deaf          leader and child ignore SIGTERM
@@ -49,11 +52,29 @@ def add_child(words: list[str]) -> None:
     os._exit(0)
 
 
+LATE = """Loading safetensors checkpoint shards:   0% Completed | 0/20 [00:00<?, ?it/s]
+Loading safetensors checkpoint shards:  90% Completed | 18/20 [10:00<01:06, 33.33s/it]
+"""
+INNER_LIMIT = (
+    "(APIServer pid=7) ERROR 01-31 12:10:00 [core_client.py:740] TimeoutError: Timed out waiting for engine "
+    "core processes to start. This is often caused by slow weight loading for large models. Waited 600s "
+    "(configured by VLLM_ENGINE_READY_TIMEOUT_S)."
+)
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} %d
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 42.0
+"""
+
+
 class Handler(BaseHTTPRequestHandler):
     name = ""
+    running = 0
 
     def do_GET(self) -> None:
         body = json.dumps({"object": "list", "data": [{"id": self.name}]}).encode()
+        if self.path == "/metrics":
+            body = (METRICS % self.running).encode()
         self.send_response(200)
         self.end_headers()
         self.wfile.write(body)
@@ -72,6 +93,10 @@ def main() -> None:
     print(f"(APIServer pid={os.getpid()}) INFO 01-31 12:00:00 [x.py:1] loading weights", flush=True)
     if "crash" in words:
         sys.exit(CRASH)
+    if "crash-late" in words:
+        sys.exit(LATE + CRASH)
+    if "inner-limit" in words:
+        sys.exit(INNER_LIMIT)
     add_child(words)
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -80,6 +105,7 @@ def main() -> None:
     if "slow" in words:
         time.sleep(1)
     Handler.name = "another-model" if "other-name" in words else arguments.served_model_name
+    Handler.running = int("stalled" in words)
     ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()
 
 

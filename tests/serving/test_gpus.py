@@ -4,7 +4,7 @@ import pytest
 
 from eagle3_pipeline.errors import RecipeError
 from eagle3_pipeline.serving import nvml
-from eagle3_pipeline.serving.gpus import physical_gpus
+from eagle3_pipeline.serving.gpus import overlap, physical_gpus
 from eagle3_pipeline.serving.lease import lease_names
 from eagle3_pipeline.serving.specification import generation_server
 from tests.serving.recorded_nvml import Readings, recorded
@@ -160,3 +160,10 @@ def test_a_split_gpu_is_refused_with_its_slices_unless_only_one_is_there(
     few = tuple(gpu for gpu in recorded("split-h200") if gpu.uuid != SLICES[0])
     monkeypatch.setattr(nvml, "nvml", lambda: Readings(few))
     assert physical_gpus((name,)) == (SLICES[1],)
+
+
+def test_partitions_overlap_where_they_share_a_gpu_or_the_cpu() -> None:
+    assert overlap(("GPU-a", "GPU-b"), ("GPU-b",))
+    assert not overlap(("GPU-a",), ("GPU-b",))
+    assert not overlap(("GPU-a",), ())
+    assert overlap((), ())

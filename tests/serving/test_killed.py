@@ -51,7 +51,8 @@ def test_children_of_a_killed_server_are_found_and_ended_at_the_next_start(
 def test_children_are_ended_by_the_watcher_when_no_step_comes(make_spec: SpecMaker, tmp_path: Path) -> None:
     with open_server(make_spec("orphan", idle_timeout_s=1), tmp_path) as server:
         os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: family_of(server.record) == [] and list(all_records()) == [])
+    wait_for(lambda: family_of(server.record) == [] and server.record.state() == "failed")
+    wait_for(lambda: [record.failure for record in all_records()] == ["ServerDied"])
 
 
 def test_a_record_whose_pid_went_to_a_stranger_signals_nobody(make_spec: SpecMaker, tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_starter_killed_right_after_the_spawn_leaves_a_server_that_is_found_by
 ) -> None:
     with open_server(make_spec(), tmp_path) as server:
         freeze_watcher(server.record)
-    replace(server.record, process=None, watcher=None, ready=False).write()
+    replace(server.record, process=None, watcher=None, stage="starting").write()
     with open_server(make_spec(), tmp_path) as again:
         assert again.pid != server.pid
         assert not server.record.alive()
@@ -125,7 +126,7 @@ def test_a_step_killed_while_it_starts_a_server_leaves_nothing_behind_for_long(
     assert "just being started" in str(record)
     assert bool(find_family(None, record.marker)) == (killed_in == "replace")
     wait_for(lambda: list(all_records()) == [] and find_family(None, record.marker) == [])
-    assert not record.sockets.exists()
+    assert not record.scratch.exists()
 
 
 def test_an_interrupted_start_leaves_nothing_behind(
@@ -158,14 +159,14 @@ def test_sockets_of_a_server_have_a_short_folder_that_goes_with_the_server(
     for end in (lambda: stop_servers(()), lambda: os.kill(server.pid, signal.SIGKILL)):
         with open_server(make_spec(idle_timeout_s=1), tmp_path) as server:
             folder = Path(psutil.Process(server.pid).environ()["VLLM_RPC_BASE_PATH"])
-            assert folder == server.record.sockets
+            assert folder == server.record.scratch
             assert len(f"{folder}/") + 36 < 107
             assert folder.stat().st_mode & 0o777 == 0o700
             with socket.socket(socket.AF_UNIX) as left_behind:
                 left_behind.bind(str(folder / "5f3c"))
         end()
-        wait_for(lambda: list(all_records()) == [])
-        assert not folder.exists()
+        wait_for(lambda folder=folder: not folder.exists())  # type: ignore[misc]
+        assert running_servers() == []
 
 
 def test_a_watcher_that_was_killed_is_started_again_by_the_next_step(

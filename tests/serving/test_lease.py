@@ -14,6 +14,7 @@ from eagle3_pipeline.serving import lease
 from eagle3_pipeline.serving.lease import (
     hold_lease,
     hold_partition,
+    holders,
     last_used,
     lease_names,
     note_use,
@@ -171,7 +172,7 @@ def test_a_holder_in_another_container_stays_named(
     assert value["holders"][0]["namespace"] == pid_namespace()
     value["holders"][0].update(namespace="pid:[1]", pid=2**22 + 1)
     file.write_text(json.dumps(value))
-    assert "another step (pid 4194305 of another container, for " in lease._holders_in_words("gpu-3")
+    assert "another step (pid 4194305 of another container, for " in str(holders(("3",))[0])
     let_go.set()
     process.join()
 

@@ -66,5 +66,5 @@ def test_a_server_without_drafts_counts_none() -> None:
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    with pytest.raises(ServerStalled, match=r"http://127\.0\.0\.1:9/metrics did not answer"):
+    with pytest.raises(ServerStalled, match=r"http://127\.0\.0\.1:9/metrics gave no counters"):
         scrape("http://127.0.0.1:9")

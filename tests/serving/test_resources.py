@@ -16,9 +16,13 @@ def test_a_passed_audit_stops_the_idle_generation_server_and_no_other(
 ) -> None:
     generation, extraction = make_spec(max_num_seqs=1), make_spec(max_num_seqs=2)
     monkeypatch.setattr(vllm_servers, "generation_server", lambda _: generation)
-    lineage: Any = None
+    lineage: Any = SimpleNamespace(recipe=SimpleNamespace(partitions=SimpleNamespace(extraction=())))
+    elsewhere: Any = SimpleNamespace(
+        recipe=SimpleNamespace(partitions=SimpleNamespace(extraction=("GPU-5f",)))
+    )
     with open_server(generation, tmp_path):
         assert VllmServers().release_generation(lineage) == []  # in use
+    assert VllmServers().release_generation(elsewhere) == []  # extraction needs other GPUs
     assert VllmServers().release_generation(lineage) == [generation.served_name]
     with open_server(extraction, tmp_path) as server:
         pass
