@@ -326,11 +326,6 @@ def test_what_a_phase_says_wins_over_the_common_block(tmp_path: Path) -> None:
     ]
 
 
-def test_partitions_overlap_where_they_share_a_gpu_or_the_cpu(tmp_path: Path) -> None:
-    partitions = {"generation": 0, "extraction": [0], "training": "GPU-1a2b", "evaluation": "cpu"}
-    read = load_recipe(str(_write(tmp_path, {**_SMALLEST, "partitions": partitions})), tmp_path).partitions
-
-
 @pytest.mark.parametrize("path", sorted(TRACKED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_tracked_recipe_is_valid_and_named_as_its_file(path: Path) -> None:
     recipe = load_recipe(path.stem, TRACKED)
