@@ -10,6 +10,7 @@
     readiness       own process alive + healthy + serving under our name
     diagnosis       why a server died, from its log
     watcher         stops a server that nobody uses (a process of its own)
+    overview        which servers run and who holds which GPUs, in words
     metrics         the server's own counters
     gpus            physical names of GPUs behind an outer CUDA_VISIBLE_DEVICES
     gpu_memory      is a stopped server's memory back, and is there room for the next server
