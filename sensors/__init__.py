@@ -1,5 +1,6 @@
-"""What starts runs by itself: schedules and sensors. All are stopped until switched on in the UI."""
+"""What Dagster does by itself: the schedule, once it is switched on in the UI, and a look at the servers."""
 
 from sensors.nightly import nightly_schedule
+from sensors.servers import servers_sensor
 
-__all__ = ["nightly_schedule"]
+__all__ = ["nightly_schedule", "servers_sensor"]

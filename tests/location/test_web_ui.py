@@ -13,9 +13,11 @@ _ASSETS = """
 { assetNodes { assetKey { path } groupName kinds description
                partitionKeys dependencyKeys { path } isPartitioned } }
 """
-_JOBS = (
-    "{ repositoriesOrError { ... on RepositoryConnection { nodes { jobs { name } schedules { name } } } } }"
-)
+_JOBS = """
+{ repositoriesOrError { ... on RepositoryConnection { nodes {
+    jobs { name } schedules { name } sensors { name sensorState { status } }
+} } } }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,11 @@ def test_the_pipeline_can_be_launched_by_hand_and_by_schedule(browser: TestClien
     (repository,) = _ask(browser, _JOBS)["repositoriesOrError"]["nodes"]
     assert "smollm2_cpu_pipeline" in {job["name"] for job in repository["jobs"]}
     assert [schedule["name"] for schedule in repository["schedules"]] == ["smollm2_cpu_nightly"]
+
+
+def test_the_servers_are_shown_without_switching_anything_on(browser: TestClient) -> None:
+    (repository,) = _ask(browser, _JOBS)["repositoriesOrError"]["nodes"]
+    assert repository["sensors"] == [{"name": "servers", "sensorState": {"status": "RUNNING"}}]
 
 
 def test_the_page_itself_is_served(browser: TestClient) -> None:
