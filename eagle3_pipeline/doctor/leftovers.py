@@ -110,9 +110,10 @@ def _mapped() -> str:
 def _folders() -> Iterator[Finding]:
     known = {marker[:12] for marker in (*_marked(), *(record.marker for record in records()))}
     prefix = "eagle3-ipc-"
-    for folder in sorted(_TEMPORARY.glob(f"{prefix}*")):
-        if folder.name.removeprefix(prefix) not in known and _is_mine(folder):
-            yield note(f"{folder} is of a server that is gone", f"Remove it: `rm -r {folder}`.")
+    found = sorted(_TEMPORARY.glob(f"{prefix}*"))
+    left = [str(one) for one in found if one.name.removeprefix(prefix) not in known and _is_mine(one)]
+    if left:
+        yield note(f"{len(left)} folders of servers that are gone", f"Remove them: `rm -r {' '.join(left)}`.")
 
 
 def _is_mine(path: Path) -> bool:
