@@ -19,7 +19,13 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.]+ (\[[^]]*\] )?")
 # vLLM's progress bar over the files of the weights, a line for each step.
 _WEIGHTS = re.compile(r"checkpoint shards: .*\| (\d+)/(\d+) ")
-_HARMLESS = re.compile(r"^(\([^)]*\) )?(DEBUG|INFO|WARNING) [\d-]+ ")
+# No causes: what is merely told, and the engine's settings, which vLLM dumps when it fails.
+_HARMLESS = re.compile(
+    r"^(\([^)]*\) )?"
+    r"((DEBUG|INFO|WARNING) [\d-]+ (?!.*exited unexpectedly)|ERROR [\d-]+ [\d:.]+ \[dump_input\.py)"
+)
+# The last line of a traceback in the log of a process of the server.
+_RAISED = re.compile(r"^\([^)]*\) ERROR [\d-]+ [\d:.]+ \[[^]]*\] [\w.]*(Error|Exception)\b")
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,17 @@ _CAUSES = (
         refused=False,
     ),
     _cause(
+        r"Segfault encountered",
+        "a process of it crashed in native code: vLLM or one of its libraries cannot do what it was asked. "
+        "Change the settings (expert_parallel on the CPU is known for this) or the version of vLLM",
+        refused=False,
+    ),
+    _cause(
+        r"Worker proc \S+ died unexpectedly|engine core exited unexpectedly",
+        "a process of it was killed or crashed; the kernel kills when memory runs out (see `dmesg`)",
+        refused=False,
+    ),
+    _cause(
         r"ValidationError|is not supported|not supported for|does not support|NotImplementedError|"
         r"must be divisible|trust_remote_code|Unknown quantization|parser '[^']*' not found",
         "vLLM refuses this combination of model and settings",
@@ -160,8 +177,9 @@ def explain_death(name: str, log: Path, ended: str | None, *, loading: bool) -> 
     elif ended and "SIGKILL" in ended:
         words = "killed from outside; the kernel does so when memory runs out (see `dmesg`)"
     tail = [line for line in lines if not _NOISE.match(line)][-_TAIL_LINES:]
-    if found is not None and found[1] not in tail:
-        tail = [found[1], "...", *tail]
+    telling = found[1] if found else next((line for line in lines if _RAISED.match(line)), None)
+    if telling is not None and telling not in tail:
+        tail = [telling, "...", *tail]
     shown = "\n".join(f"  {line[:_LINE_CHARACTERS]}" for line in tail) or "  (the log is empty)"
     kind = ServerRefused if loading and found is not None and found[0].refused else ServerDied
     when = "while loading" if loading else "after it was ready"

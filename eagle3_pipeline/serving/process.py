@@ -218,10 +218,11 @@ def end_family(leader: ProcessIdentity | None, marker: str, *, loading: bool = F
     """End a family and return the pids that were ended, once every one is gone; raises ServerError, Busy.
 
     The leader is asked first, for it takes its children down in order. What is left then is asked itself,
-    and then killed. While it is `loading` all are asked at once: vLLM 0.32 loses a SIGTERM that comes before
-    it serves, and loads on.
+    and then killed. While it is `loading` all are asked at once and soon killed: vLLM 0.32 loses a SIGTERM
+    that comes before it serves, and loads on.
     """
     known: set[ProcessIdentity] = set()
+    rounds = ((signal.SIGTERM, _FOLLOW_S, None), *_ROUNDS[1:]) if loading else _ROUNDS
 
     def left() -> list[ProcessIdentity]:
         known.update(find_family(leader, marker))
@@ -232,7 +233,7 @@ def end_family(leader: ProcessIdentity | None, marker: str, *, loading: bool = F
             leader.send(signal.SIGTERM)
             _wait(lambda: not leader.alive(), _LEADER_S)
             _wait(lambda: not left(), _FOLLOW_S)
-        for number, limit_s, spared in _ROUNDS:
+        for number, limit_s, spared in rounds:
             for process in left():
                 if not (spared and spared in describe(process.pid)):
                     process.send(number)

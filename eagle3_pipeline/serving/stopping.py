@@ -1,9 +1,11 @@
 """Stopping servers of ours, and verifying that they are gone. Whoever calls this holds the lease."""
 
+import contextlib
 import logging
 import os
 import signal
 import time
+from pathlib import Path
 
 from eagle3_pipeline.errors import Busy, ServerError
 from eagle3_pipeline.serving.gpu_memory import read_memory, wait_for_memory
@@ -11,6 +13,8 @@ from eagle3_pipeline.serving.process import end_family
 from eagle3_pipeline.serving.record import ServerRecord, all_records
 
 logger = logging.getLogger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def stop_server(record: ServerRecord, failure: ServerError | None = None) -> list[int]:
@@ -34,6 +38,7 @@ def stop_server(record: ServerRecord, failure: ServerError | None = None) -> lis
     before = read_memory(record.gpus)
     ended = end_family(record.process, record.marker, loading=record.stage == "starting")
     wait_for_memory(before, ended, was_ready=record.ready)
+    _remove_segments(record)
     if failure is None:
         record.remove()
     else:
@@ -43,6 +48,17 @@ def stop_server(record: ServerRecord, failure: ServerError | None = None) -> lis
     if ended:
         logger.info("stopped %s: %d processes in %.1f s", record, len(ended), time.monotonic() - began)
     return ended
+
+
+def _remove_segments(record: ServerRecord) -> None:
+    """Remove shared memory that ranks on a CPU leave when they are killed.
+
+    They name it after the file at which they met, which a kill leaves too.
+    """
+    for meeting in record.scratch.glob("vllm_dist_*"):
+        for segment in _SHARED_MEMORY.glob(f"{meeting.name}-*"):
+            with contextlib.suppress(OSError):
+                segment.unlink()
 
 
 def stop_overlapping(gpus: tuple[str, ...], keep: str | None = None) -> list[str]:

@@ -22,6 +22,11 @@ from eagle3_pipeline.serving.diagnosis import explain_death, find_cause, news, r
         ("ValueError: To serve one request with max seq len (8192), 9 GiB KV cache is needed, "
          "which is larger than the available KV cache memory (1 GiB).", "KV cache", True),
         ("KeyError: \"Reasoning parser 'nope' not found. Available parsers: qwen3\"", "refuses", True),
+        ("!!!!!!! Segfault encountered !!!!!!!", "crashed in native code", False),
+        ("(EngineCore pid=3) ERROR 01-31 12:00:00 [multiproc_executor.py:315] Worker proc VllmWorker-1 died "
+         "unexpectedly (exit code: -9), shutting down executor.", "was killed or crashed", False),
+        ("(APIServer pid=1) WARNING 01-31 12:00:00 [core_client.py:817] [shutdown] MPClient: engine core "
+         "exited unexpectedly; starting cleanup", "was killed or crashed", False),
         ("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", "refuses", True),
     ],
 )  # fmt: skip
@@ -41,6 +46,21 @@ def test_mere_warnings_are_no_cause() -> None:
     line = "(EngineCore pid=3) WARNING 01-31 12:00:00 [cpu.py:1] CUDA graph is not supported on CPU"
     assert find_cause([line]) is None
     assert find_cause([line.replace("WARNING", "ERROR")]) is not None
+
+
+def test_the_settings_that_a_failing_engine_dumps_are_no_cause() -> None:
+    line = "(EngineCore pid=3) ERROR 01-31 12:00:00 [dump_input.py:72] Dumping input: trust_remote_code=False"
+    assert find_cause([line]) is None
+
+
+def test_of_an_unknown_cause_the_error_that_came_first_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = "(Worker pid=4) ERROR 01-31 12:00:00 [multiproc_executor.py:9] KeyError: 'layers.1.bias'"
+    later = "(EngineCore pid=3) ERROR 01-31 12:00:00 [core.py:1] Exception: see above for the root cause."
+    log.write_text("\n".join([first, later, *(f"noise {number}" for number in range(40))]))
+    message = str(explain_death("server x", log, None, loading=True))
+    assert "no known cause" in message
+    assert f"  {first}\n  ...\n  noise 25\n" in message
 
 
 def test_the_line_that_shows_the_cause_is_told_even_when_much_was_printed_after_it(tmp_path: Path) -> None:

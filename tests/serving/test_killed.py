@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from eagle3_pipeline.errors import ServerDied
-from eagle3_pipeline.serving import starting
+from eagle3_pipeline.serving import starting, stopping
 from eagle3_pipeline.serving.process import ProcessIdentity, find_family
 from eagle3_pipeline.serving.record import ServerRecord, all_records, new_record
 from eagle3_pipeline.serving.server import open_server, running_servers, stop_servers
@@ -167,6 +167,21 @@ def test_sockets_of_a_server_have_a_short_folder_that_goes_with_the_server(
         end()
         wait_for(lambda folder=folder: not folder.exists())  # type: ignore[misc]
         assert running_servers() == []
+
+
+def test_memory_that_killed_ranks_shared_goes_with_their_server_and_no_other(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(stopping, "_SHARED_MEMORY", memory)
+    with open_server(make_spec(), tmp_path) as server:
+        (server.record.scratch / "vllm_dist_5f3c").touch()
+    others = memory / "vllm_dist_77-tp:0-[0-1]-cpushm_0"
+    for segment in (others, memory / "vllm_dist_5f3c-tp:0-[0-1]-cpushm_0"):
+        segment.touch()
+    stop_servers(())
+    assert list(memory.iterdir()) == [others]
 
 
 def test_a_watcher_that_was_killed_is_started_again_by_the_next_step(

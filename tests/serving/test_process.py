@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,26 @@ def test_children_that_ignore_sigterm_are_killed_and_verified(tmp_path: Path) ->
     assert len(end_family(process, "m")) == 2
     assert find_family(process, "m") == []
     assert exit_status(process) == "signal 9 (SIGKILL)"
+
+
+def test_a_family_that_is_loading_does_not_wait_for_its_leader_who_hears_nothing_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "_LEADER_S", 60.0)
+    code = """
+import os, signal, time
+if os.fork():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("up", flush=True)
+    os.wait()
+time.sleep(0 if os.getpid() == os.getsid(0) else 99)
+"""
+    process = start(tmp_path, code)
+    wait_for(lambda: len(find_family(process, "m")) == 2)
+    began = time.monotonic()
+    assert len(end_family(process, "m", loading=True)) == 2
+    assert time.monotonic() - began < 5
+    assert exit_status(process) == "exit code 0"
 
 
 def test_an_own_child_that_ended_is_no_zombie_and_tells_its_exit_code(tmp_path: Path) -> None:
