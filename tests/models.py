@@ -81,7 +81,14 @@ def make_llama(
 
 
 def make_deepseek(
-    folder: Path, *, layers: int = 3, vocab: int = 512, max_context: int = 2048, seed: int = 0
+    folder: Path,
+    *,
+    layers: int = 3,
+    experts: int = 8,
+    experts_per_token: int = 2,
+    vocab: int = 512,
+    max_context: int = 2048,
+    seed: int = 0,
 ) -> Path:
     """Write a tiny DeepSeek-V3 (MLA, experts, one shared expert) to `folder`; its weights are noise."""
     import torch
@@ -97,10 +104,11 @@ def make_deepseek(
         num_attention_heads=4,
         num_key_value_heads=4,
         n_shared_experts=1,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
+        n_routed_experts=experts,
+        num_experts_per_tok=experts_per_token,
         n_group=2,
         topk_group=1,
+        topk_method="noaux_tc",  # vLLM asks for it before it takes the router's bias
         first_k_dense_replace=1,
         q_lora_rank=64,
         kv_lora_rank=512,

@@ -13,16 +13,21 @@ from tests.recipes import tiny_recipe
 
 
 @pytest.fixture(scope="session")
-def real_lineage(real_state: Path, tiny_llama: Path) -> Iterator[Lineage]:
-    """Recipe and storage shared by these tests, with the target made: the same servers serve all of them."""
-    path = tiny_recipe(
+def real_recipe(real_state: Path, tiny_llama: Path) -> Path:
+    """The recipe's file."""
+    return tiny_recipe(
         real_state / "recipe",
         tiny_llama,
         prompts={"count": 16},
         generation={"temperature": 0.0, "max_completion_tokens": 200},
         evaluation={"max_completion_tokens": 100},
     )
-    lineage = Lineage(load_recipe(str(path), path.parent), real_state / "storage")
+
+
+@pytest.fixture(scope="session")
+def real_lineage(real_state: Path, real_recipe: Path) -> Iterator[Lineage]:
+    """Recipe and storage shared by these tests, with the target made: the same servers serve all of them."""
+    lineage = Lineage(load_recipe(str(real_recipe), real_recipe.parent), real_state / "storage")
     make_target(lineage)
     yield lineage
     with pytest.MonkeyPatch.context() as patch:
