@@ -118,8 +118,8 @@ def test_a_worker_that_crashes_at_the_first_request_is_told_and_nothing_of_the_s
 ) -> None:
     """With expert parallelism vLLM's CPU backend gets ready, but its kernel knows no expert map.
 
-    It takes the numbers of all experts for places in arrays of its own half. Of a few experts these places are
-    still in the padding and nothing happens; of 256 they are in the results of the layer before.
+    It takes the numbers of all experts for places in arrays of its own half. Of a few experts these places
+    are still in the padding and nothing happens; of 256 they are in the results of the layer before.
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
     common = {
