@@ -7,6 +7,7 @@
 Lock files are never deleted: a process may hold the deleted one while another locks a new one.
 """
 
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,3 +50,18 @@ def open_shared(path: Path, flags: int) -> int:
             continue
         os.fchmod(descriptor, 0o666)
         return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether any process, this one included, holds the lock on a file; a file that is missing is free."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from eagle3_pipeline.serving.gpu_memory import read_memory, tell_strangers
 from eagle3_pipeline.serving.gpus import physical_gpus
 from eagle3_pipeline.serving.holders import Holder, lease_path, read_holders, write_holders
-from eagle3_pipeline.serving.host_state import open_shared, state_folder
+from eagle3_pipeline.serving.host_state import is_locked, open_shared, state_folder
 from eagle3_pipeline.serving.stopping import stop_overlapping
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def last_used(gpus: tuple[str, ...]) -> float:
     """
     name = lease_names(gpus)[0]
     with _guard(name):
-        if _is_held(name):
+        if is_locked(lease_path(name, "lock")):
             return time.time()
         holders = lease_path(name, "holders")
         return holders.stat().st_mtime if holders.exists() else 0.0
@@ -95,20 +95,9 @@ def note_use(gpus: tuple[str, ...]) -> None:
     """Make now the last use of the first of these GPUs if it is held: who is killed cannot say when."""
     name = lease_names(gpus)[0]
     with _guard(name):
-        if _is_held(name):
+        if is_locked(lease_path(name, "lock")):
             with contextlib.suppress(FileNotFoundError):  # its holder was killed before it wrote its name
                 os.utime(lease_path(name, "holders"))
-
-
-def _is_held(name: str) -> bool:
-    lock = open_shared(lease_path(name, "lock"), os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def lease_names(gpus: tuple[str, ...]) -> list[str]:
@@ -129,7 +118,7 @@ def all_holders() -> list[Holder]:
 
 def _holders(name: str) -> list[Holder]:
     with _guard(name):
-        return read_holders(name).holders if _is_held(name) else []
+        return read_holders(name).holders if is_locked(lease_path(name, "lock")) else []
 
 
 def _wait_for(name: str, fingerprint: str | None, purpose: str) -> int:

@@ -28,7 +28,7 @@ from typing import Literal, get_args
 
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.serving.gpus import overlap
-from eagle3_pipeline.serving.host_state import open_shared, state_folder
+from eagle3_pipeline.serving.host_state import is_locked, open_shared, state_folder
 from eagle3_pipeline.serving.process import ProcessIdentity, boot_id, pid_namespace
 
 Stage = Literal["starting", "ready", "draining", "stopping", "failed"]
@@ -102,7 +102,7 @@ class ServerRecord:
     def alive(self) -> bool:
         """Whether its very process runs; of a foreign server, whether it or its watcher does."""
         if self.foreign:
-            return self._life_is_held()
+            return is_locked(self.life)
         return self.process is not None and self.process.alive()
 
     def state(self) -> Stage:
@@ -144,19 +144,6 @@ class ServerRecord:
             yield descriptor
         finally:
             os.close(descriptor)
-
-    def _life_is_held(self) -> bool:
-        try:
-            descriptor = os.open(self.life, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
 
     def overlaps(self, gpus: tuple[str, ...]) -> bool:
         """Whether it uses one of these GPUs; two on the CPU always overlap."""
