@@ -15,7 +15,7 @@ from assets.pipeline import pipeline_job
 from eagle3_pipeline.recipe import Recipe, load_recipes
 from resources import GpuPartitions, Storage, VllmServers
 from resources.console import news_logger
-from sensors import nightly_schedule, servers_sensor
+from sensors import lost_runs_sensor, nightly_schedule, servers_sensor
 
 _HERE = Path(__file__).parent
 
@@ -37,7 +37,7 @@ defs = dg.Definitions.merge(
             "gpus": GpuPartitions(),
         },
         loggers={"console": news_logger},
-        sensors=[servers_sensor],
+        sensors=[servers_sensor, lost_runs_sensor],
     ),
     *(_of(recipe) for recipe in load_recipes(_HERE / "recipes")),
 )

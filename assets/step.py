@@ -13,16 +13,25 @@ from eagle3_pipeline.parent_death import interrupt_with_parent
 RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
 
 
+class Cancelled(dg.DagsterExecutionInterruptedError, dg.DagsterError):
+    """The run was cancelled. Being Dagster's own error too, it is not held against a retry policy.
+
+    A bare interruption is: Dagster would put the step of a cancelled run up for another attempt.
+    """
+
+
 @contextmanager
 def step() -> Iterator[None]:
     """Turn what is raised into a failure of the step, retried only where another attempt could help.
 
     An error of ours is shown with its own message. Any other exception is a bug: it would only
-    happen again.
+    happen again. A cancelled step is never retried.
     """
     _end_with_run()
     try:
         yield
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError) as interruption:
+        raise Cancelled("The run was cancelled. What is complete is kept.") from interruption
     except Eagle3Error as error:
         raise dg.Failure(f"{type(error).__name__}: {error}", allow_retries=error.retryable) from error
     except Exception as error:

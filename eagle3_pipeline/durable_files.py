@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -117,13 +118,22 @@ class Journal:
         """Open or create the journal at `path`; raises DamagedFile and Busy."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = path.with_name(path.name + ".lock").open("w")
+        # The lock's file says who holds it, so opening it must not empty it.
+        self._lock = path.with_name(path.name + ".lock").open("a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self._lock.seek(0)
+            who = self._lock.read()
             self._lock.close()
-            raise Busy(f"{path} is being written by another process. Wait for it or stop it.") from error
+            raise Busy(
+                f"{path} is being written by another process ({who or 'its pid is not known'}). "
+                "Wait for it or stop it."
+            ) from error
         try:
+            self._lock.truncate(0)
+            self._lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
+            self._lock.flush()
             self.records = self._recover(fingerprint)
             self._file = path.open("ab")
         except BaseException:

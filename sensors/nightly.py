@@ -1,10 +1,14 @@
-"""The nightly schedule: makes what is missing, and skips while a run of the recipe is active."""
+"""The nightly schedule: makes what is missing, and skips while a run of the recipe is active.
+
+Active is a run that Dagster does not call over, unless it is lost: then its process is gone (lost_runs.py).
+"""
 
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from eagle3_pipeline.recipe import Recipe
+from sensors.lost_runs import report_lost_runs
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -24,6 +28,8 @@ def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.
         description="Makes what is missing or out of date; skips while a run of this job is active.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        # The sensor does so every minute, but somebody may have switched it off.
+        report_lost_runs(context.instance)
         active = context.instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE), limit=1)
         if active:
             return dg.SkipReason(f"run {active[0].run_id[:8]} of {job.name} is {active[0].status.value}")

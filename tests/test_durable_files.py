@@ -124,7 +124,7 @@ def test_a_second_writer_is_refused_until_the_first_is_done(tmp_path: Path) -> N
     path = tmp_path / "a.jsonl"
     with (
         Journal(path, "f1"),
-        pytest.raises(Busy, match=r"a\.jsonl is being written by another process"),
+        pytest.raises(Busy, match=r"a\.jsonl is being written by another process \(pid \d+ on "),
     ):
         Journal(path, "f1")
     with Journal(path, "f1") as journal:

@@ -75,9 +75,13 @@ def collect_samples(
         made[shard] = manifest
         on_shard(shard, manifest)
 
+    def is_missing(shard: str) -> bool:
+        return shard in lineage.recipe.prompts.shards and lineage.synthetic_samples(shard).manifest() is None
+
     with ExitStack() as stack:
         works = []
-        for shard in shards:
+        # Those that are made come first, so that they are announced when another one is busy.
+        for shard in sorted(shards, key=is_missing):
             work = open_shard(lineage, shard)
             if isinstance(work, Manifest):
                 finished(shard, work)

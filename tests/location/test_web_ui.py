@@ -59,9 +59,10 @@ def test_the_pipeline_can_be_launched_by_hand_and_by_schedule(browser: TestClien
     assert [schedule["name"] for schedule in repository["schedules"]] == ["smollm2_cpu_nightly"]
 
 
-def test_the_servers_are_shown_without_switching_anything_on(browser: TestClient) -> None:
+def test_servers_and_lost_runs_are_looked_at_without_switching_anything_on(browser: TestClient) -> None:
     (repository,) = _ask(browser, _JOBS)["repositoriesOrError"]["nodes"]
-    assert repository["sensors"] == [{"name": "servers", "sensorState": {"status": "RUNNING"}}]
+    running = {sensor["name"]: sensor["sensorState"]["status"] for sensor in repository["sensors"]}
+    assert running == {"servers": "RUNNING", "lost_runs": "RUNNING"}
 
 
 def test_the_page_itself_is_served(browser: TestClient) -> None:
