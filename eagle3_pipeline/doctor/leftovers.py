@@ -16,7 +16,7 @@ from eagle3_pipeline.serving.process import MARKER_VARIABLE, find_family, pid_na
 _SHARED_MEMORY = Path("/dev/shm")
 _TEMPORARY = Path("/tmp")
 # What Python's multiprocessing, and with it vLLM, calls its segments and semaphores.
-_SEGMENTS = ("psm_*", "sem.mp-*")
+_SEGMENTS = ("psm_*", "sem.mp-*", "vllm_dist_*")
 
 
 def leftovers() -> Iterator[Finding]:
