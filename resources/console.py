@@ -41,6 +41,8 @@ def _reason(event: dg.DagsterEvent | None) -> str:
     if not event.is_step_failure:
         return ""
     data = event.step_failure_data
+    if data.error is not None and data.error.cls_name == "Cancelled":  # assets/step.py
+        return " The run was cancelled; what is complete is kept."
     words = data.user_failure_data.description if data.user_failure_data else None
     if words and data.error is not None and data.error.cause is not None:
         is_ours = data.error.cause.cls_name in _OUR_ERRORS
