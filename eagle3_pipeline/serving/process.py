@@ -29,6 +29,7 @@ from typing import Self
 import psutil
 
 from eagle3_pipeline.errors import Busy, ServerError
+from eagle3_pipeline.parent_death import heed_signals
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,7 @@ def start_process(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=keep,
+            preexec_fn=heed_signals,
         )
     _children[child.pid] = child
     identity = ProcessIdentity.of(child.pid)

@@ -58,10 +58,14 @@ def recipe(folder: Path, **sections: Any) -> Recipe:
 
 
 def made_lineage(root: Path, **sections: Any) -> Lineage:
-    """Everything that a draft is made from, with made-up facts and without files."""
+    """Everything that a draft is made from, with made-up facts, and of files only a target's bare folder."""
     lineage = Lineage(recipe(root / "recipe", **sections), root / "storage")
+    folder = root / "target"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "model.safetensors").touch()
     target = {
-        "model_path": str(root / "target"),
+        "model_path": str(folder),
         "model_fingerprint": "a" * 64,
         "architecture": "LlamaForCausalLM",
         "num_layers": 4,

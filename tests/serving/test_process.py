@@ -59,10 +59,23 @@ def test_children_that_ignore_sigterm_are_killed_and_verified(tmp_path: Path) ->
     assert exit_status(process) == "signal 9 (SIGKILL)"
 
 
+def test_a_process_hears_signals_that_are_ignored_here(tmp_path: Path) -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = start(tmp_path, "import time; print('up', flush=True); time.sleep(99)")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    process.send(signal.SIGTERM)
+    wait_for(lambda: not process.alive())
+    assert exit_status(process) == "signal 15 (SIGTERM)"
+
+
 def test_a_family_that_is_loading_does_not_wait_for_its_leader_who_hears_nothing_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "_LEADER_S", 60.0)
+    monkeypatch.setattr(process_module, "_FOLLOW_S", 4.0)
     code = """
 import os, signal, time
 if os.fork():
