@@ -211,6 +211,27 @@ def test_step_that_fails_shows_the_end_of_its_log_and_leaves_no_stamp(tmp_path: 
     assert not (folder / ".venv/ready").exists()
 
 
+@pytest.mark.parametrize("has_wheel", [True, False])
+def test_torch_is_asked_for_plainly_first_and_then_from_pytorchs_cpu_index(
+    tmp_path: Path, has_wheel: bool
+) -> None:
+    folder = checkout(tmp_path)
+    asked = tmp_path / "asked"
+    python = folder / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    found = "true" if has_wheel else "false"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$*" in *--index-url*) exit 0;; *) {found};; esac\n'
+    )
+    python.chmod(0o755)
+    part = part_of_setup(folder, "install_torch")
+    subprocess.run(["bash", part], check=True, capture_output=True)
+    plain, *others = asked.read_text().splitlines()
+    assert plain.endswith("+cpu")
+    assert "index-url" not in plain
+    assert ["whl/cpu" in line and line.endswith("+cpu") for line in others] == ([] if has_wheel else [True])
+
+
 def test_packages_cut_off_while_being_unpacked_are_not_taken_for_installed(tmp_path: Path) -> None:
     folder = checkout(tmp_path)
     site = folder / ".venv/lib/python3.11/site-packages"
