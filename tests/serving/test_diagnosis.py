@@ -101,3 +101,16 @@ def test_the_news_is_the_last_line_that_tells_something(tmp_path: Path) -> None:
         "a library prints something\n"
     )
     assert news(log) == "Loading weights took 12 seconds"
+
+
+def test_while_weights_are_loaded_the_news_is_how_many_shards_are(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    bar = "Loading safetensors checkpoint shards:  90% Completed | 18/20 [10:00<01:06, 33.33s/it]"
+    for prefix in ("", "(EngineCore pid=7) ", "(Worker_TP0 pid=8) \r"):
+        log.write_text(
+            f"(EngineCore pid=7) INFO 01-31 12:00:00 [m.py:1] Starting to load model\n{prefix}{bar}\n\n"
+        )
+        assert news(log) == "weight shards loaded: 18 of 20"
+    with log.open("a") as file:
+        file.write("(EngineCore pid=7) INFO 01-31 12:00:00 [m.py:1] Loading weights took 12 seconds\n")
+    assert news(log) == "Loading weights took 12 seconds"
