@@ -3,7 +3,7 @@
     specification   recipe -> argv, environment and fingerprint of a server (pure)
     arguments       the settings in vLLM's spelling
     parallelism     whether the target can be split as the recipe says
-    cores           the cores of a machine without GPUs, shared out among the processes of a server
+    cpu_binding     the cores of a machine without GPUs, shared out among the processes of a server
     server          open_server, stop_servers, running_servers: what the steps call
     starting        a record, then a watcher, then the server
     stopping        the end of a server, verified

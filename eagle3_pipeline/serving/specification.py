@@ -25,7 +25,7 @@ from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.extras import TIME_LIMIT_VARIABLE
 from eagle3_pipeline.recipe.server import ServerSettings
 from eagle3_pipeline.serving.arguments import extraction_flags, server_arguments, speculation_flags
-from eagle3_pipeline.serving.cores import BINDING_VARIABLE, binding_of
+from eagle3_pipeline.serving.cpu_binding import BINDING_VARIABLE, binding_of
 from eagle3_pipeline.serving.gpus import MASK_VARIABLE, physical_gpus
 from eagle3_pipeline.serving.parallelism import check_parallel
 
