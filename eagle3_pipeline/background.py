@@ -8,7 +8,7 @@ interrupts a wait, and the coroutine is then cancelled in good order.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -75,3 +75,14 @@ def run_in_background(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         ended.wait()
         background.result()
     return results[0]
+
+
+async def all_or_none(workers: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines side by side to the end; the first failure cancels the others and is raised itself."""
+    tasks = [asyncio.create_task(worker) for worker in workers]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

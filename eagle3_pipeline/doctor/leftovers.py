@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eagle3_pipeline.doctor.finding import Finding, note, ok, problem
-from eagle3_pipeline.doctor.records import records, runs
+from eagle3_pipeline.doctor.records import records
 from eagle3_pipeline.serving.host_state import STATE_VARIABLE, state_root
 from eagle3_pipeline.serving.process import MARKER_VARIABLE, find_family, pid_namespace
 
@@ -27,7 +27,7 @@ def leftovers() -> Iterator[Finding]:
 
 def _dead_records() -> Iterator[Finding]:
     for record in records():
-        if runs(record) or record.foreign:
+        if record.foreign or record.state() != "failed":
             continue
         left = find_family(record.process, record.marker)
         if left:

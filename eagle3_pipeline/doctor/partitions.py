@@ -6,7 +6,7 @@ import psutil
 
 from eagle3_pipeline.doctor.finding import Finding, note, ok, problem
 from eagle3_pipeline.doctor.leases import held
-from eagle3_pipeline.doctor.records import records, runs
+from eagle3_pipeline.doctor.records import records
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
@@ -44,7 +44,7 @@ def partitions(lineage: Lineage) -> Iterator[Finding]:
 def _cpu(lineage: Lineage) -> Finding:
     memory = psutil.virtual_memory()
     what = f"the CPU: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB of memory available"
-    ours = [record for record in records() if record.overlaps(()) and runs(record)]
+    ours = [record for record in records() if record.overlaps(()) and record.state() != "failed"]
     if ours:
         return ok(f"{what}; {ours[0]} holds some of it, which the next step uses or stops")
     try:

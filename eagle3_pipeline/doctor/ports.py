@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from eagle3_pipeline.doctor.finding import Finding, ok, problem
-from eagle3_pipeline.doctor.records import records, runs
+from eagle3_pipeline.doctor.records import records
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.server import PHASES
 from eagle3_pipeline.serving.starting import holder_of_port
@@ -27,7 +27,7 @@ def _port(port: int, users: str) -> Finding:
     if holder is None:
         return ok(f"port {port} for {users}: free")
     for record in records():
-        if record.port == port and runs(record):
+        if record.port == port and record.state() != "failed":
             return ok(f"port {port} for {users}: held by {record}, which the next step uses or stops")
     return problem(
         f"port {port} for {users} is held by {holder}",

@@ -9,8 +9,3 @@ def records() -> list[ServerRecord]:
     """The records of this boot, of all users and containers; none where no server was ever started."""
     found = (read_record(path) for path in sorted((state_root() / "servers").glob("*.json")))
     return [record for record in found if record is not None and record.boot_id == boot_id()]
-
-
-def runs(record: ServerRecord) -> bool:
-    """Whether its server runs or is just being started."""
-    return record.alive() or (record.process is None and not record.foreign and record.starter.alive())

@@ -1,6 +1,5 @@
 """Asking a server all prompts of one evaluation set, and what came back."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from eagle3_pipeline.background import all_or_none
 from eagle3_pipeline.errors import ServerError
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.recipe.settings import Evaluation
@@ -49,16 +49,10 @@ class SetRequests:
         async with httpx.AsyncClient(
             base_url=self._server.base_url, timeout=self._timeout, limits=limits, trust_env=False
         ) as client:
-            workers = [
-                asyncio.create_task(self._work(client, left, max_tokens, replies, progress))
+            await all_or_none(
+                self._work(client, left, max_tokens, replies, progress)
                 for _ in range(min(self._settings.in_flight, len(prompts)))
-            ]
-            try:
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
+            )
         return {
             prompt.prompt_id: replies[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in replies
         }

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from eagle3_pipeline.background import all_or_none
 from eagle3_pipeline.errors import ServerStalled
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
@@ -98,13 +99,7 @@ class Job:
             )
 
     async def _ask_all(self, client: Asks) -> None:
-        workers = [asyncio.create_task(self._work(client)) for _ in range(self._in_flight)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await all_or_none(self._work(client) for _ in range(self._in_flight))
 
     async def _work(self, client: Asks) -> None:
         for work, conversation in self._queue:
