@@ -10,9 +10,17 @@ from types import ModuleType
 import dagster as dg
 import pytest
 
+from eagle3_pipeline.serving.server import stop_servers
 from tests.fakes.log import read_log
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_server_afterwards() -> Iterator[None]:
+    """A run leaves its server to the next one; a test does not."""
+    yield
+    stop_servers(())
 
 
 @pytest.fixture

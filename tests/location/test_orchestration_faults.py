@@ -48,13 +48,6 @@ mutation ($run: String!) { terminateRun(runId: $run, terminatePolicy: SAFE_TERMI
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_server_afterwards() -> Iterator[None]:
-    """A run leaves its server to the next one; a test does not."""
-    yield
-    stop_servers(())
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
     """Start a Dagster command line on a recipe, in a process group of its own that ends with the test."""
