@@ -1,5 +1,6 @@
 """synthetic_samples: the target's own answers, the text that the draft learns from."""
 
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -34,7 +35,8 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         on_shard = announce(context, recipe, lineage.synthetic_samples, _pictures)
         with step():
             shards = shards_of(context, recipe)
-            return range_outcome(collect_samples(lineage, shards, servers.generation(lineage), on_shard))
+            server = partial(servers.generation, lineage)
+            return range_outcome(collect_samples(lineage, shards, server, on_shard))
 
     return synthetic_samples
 

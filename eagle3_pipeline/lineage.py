@@ -44,6 +44,11 @@ class Lineage:
         return self.folder / "logs"
 
     @property
+    def progress(self) -> Path:
+        """How far steps are, for `eagle3 status`."""
+        return self.folder / "progress"
+
+    @property
     def staging(self) -> Path:
         """Where the extraction server leaves states until they are in a shard."""
         return self.folder / "staging" / "hidden_states"

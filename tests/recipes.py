@@ -69,10 +69,10 @@ def _tiny(model_folder: Path, layers: int) -> dict[str, Any]:
             "per_shard": 8,
             "max_prompt_tokens": 200,
         },
-        "generation": {"in_flight": 8, "max_completion_tokens": 128, "request_timeout_s": 60},
+        "generation": {"concurrency": 8, "max_completion_tokens": 128, "request_timeout_s": 60},
         "extraction": {
             "layers": [1, layers // 2, layers - 1, layers],
-            "in_flight": 8,
+            "concurrency": 8,
             "max_sample_tokens": 400,
         },
         "vocabulary": {"draft_tokens": 256},

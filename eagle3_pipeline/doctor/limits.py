@@ -25,7 +25,9 @@ def limits(lineage: Lineage) -> Iterator[Finding]:
 
 
 def _open_files(recipe: Recipe) -> Finding:
-    in_flight = max(recipe.generation.in_flight, recipe.extraction.in_flight, recipe.evaluation.in_flight)
+    in_flight = max(
+        recipe.generation.most_in_flight, recipe.extraction.concurrency, recipe.evaluation.concurrency
+    )
     wanted = in_flight + _OTHER_FILES
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     what = f"open files: {_in_words(limit)} allowed, {wanted:,} wanted with {in_flight} requests in flight"

@@ -104,7 +104,9 @@ def _measure_phase(
                 settings,
                 name=f"{name} {words}",
                 with_draft=draft is not None,
-                request_timeout_s=lineage.recipe.generation.request_timeout_s,
+                request_timeout_s=lineage.recipe.generation.request_limit_s(
+                    lineage.recipe.evaluation.max_completion_tokens
+                ),
             )
             for name, prompts in sets.items()
         }

@@ -45,13 +45,13 @@ class SetRequests:
         replies: dict[str, Reply] = {}
         left = iter(prompts)
         progress = _Progress(self._name, len(prompts))
-        limits = httpx.Limits(max_connections=self._settings.in_flight)
+        limits = httpx.Limits(max_connections=self._settings.concurrency)
         async with httpx.AsyncClient(
             base_url=self._server.base_url, timeout=self._timeout, limits=limits, trust_env=False
         ) as client:
             await all_or_none(
                 self._work(client, left, max_tokens, replies, progress)
-                for _ in range(min(self._settings.in_flight, len(prompts)))
+                for _ in range(min(self._settings.concurrency, len(prompts)))
             )
         return {
             prompt.prompt_id: replies[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in replies

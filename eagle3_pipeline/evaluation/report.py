@@ -29,7 +29,7 @@ def summarise(
         "sets": sets,
         "speculative_tokens": settings.speculative_tokens,
         "temperature": settings.temperature,
-        "in_flight": settings.in_flight,
+        "in_flight": settings.concurrency,
         "max_completion_tokens": settings.max_completion_tokens,
     }
 

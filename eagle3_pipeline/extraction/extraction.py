@@ -87,7 +87,7 @@ def _extract(
 ) -> None:
     layout = _layout(lineage)
     settings = lineage.recipe.extraction
-    window = 2 * settings.in_flight
+    window = 2 * settings.concurrency
     staged = window * longest_sample(lineage) * layout.bytes_per_token
     part = int(settings.part_gib * 2**30)
     require_free_bytes(lineage.folder, staged + part, "the staging of hidden states and one part of a shard")
@@ -141,7 +141,7 @@ def _stream(
 
     async def run() -> None:
         progress = Progress(sum(int(source.require().facts["samples"]) for source in sources.values()))
-        in_flight = recipe.extraction.in_flight
+        in_flight = recipe.extraction.concurrency
         async with Capture(server.base_url, server.model, staging, in_flight, server.check_alive) as capture:
             await stream(works(), capture, layout, 2 * in_flight, progress, news.put)
 

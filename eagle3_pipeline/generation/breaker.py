@@ -40,5 +40,5 @@ class Breaker:
                 f"{self._given_up} requests in a row got no reply (the last: {reason}), though the server's "
                 "process lives. What was answered is recorded; the rest stays to be done. Read the server's "
                 "log; if replies only take long, raise generation.request_timeout_s or lower "
-                "generation.in_flight."
+                "generation.concurrency."
             )

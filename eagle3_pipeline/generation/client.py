@@ -1,7 +1,7 @@
 """The HTTP client of the generation server: one question, one reply, with bounded patience.
 
-A request waits for its slot first, and only then do connection and clock start, so that time in the
-queue never counts against the limit. Tried again, with growing and jittered pauses: what may pass
+Whoever asks holds a slot already (see Job), so that time in a queue of ours never counts against the
+limit, and there is no wait for a connection. Tried again, with growing and jittered pauses: what may pass
 (no connection, HTTP 408, 409, 425, 429, 5xx). Not tried again: HTTP 400 (a refusal) and a request
 that ran over its limit (it would take as long once more).
 """
@@ -52,8 +52,7 @@ class GenerationClient:
     ) -> None:
         self.sampling = sampling_of(settings)
         self._model = model
-        self._limit_s = settings.request_timeout_s
-        self._slots = asyncio.Semaphore(settings.in_flight)
+        self._limit_s = settings.request_limit_s(settings.max_completion_tokens)
         self._on_trouble = on_trouble
         self._sleep = sleep
         self._http = httpx.AsyncClient(
@@ -61,8 +60,8 @@ class GenerationClient:
             transport=transport,
             timeout=httpx.Timeout(connect=_CONNECT_S, read=self._limit_s, write=_WRITE_S, pool=_POOL_S),
             limits=httpx.Limits(
-                max_connections=settings.in_flight,
-                max_keepalive_connections=settings.in_flight,
+                max_connections=settings.most_in_flight,
+                max_keepalive_connections=settings.most_in_flight,
                 keepalive_expiry=_KEEPALIVE_S,
             ),
             trust_env=False,  # the server is on this machine: a proxy in the environment is not meant
@@ -79,16 +78,15 @@ class GenerationClient:
     async def ask(self, messages: list[Message]) -> Reply:
         """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
         body = {"model": self._model, "messages": messages, "return_token_ids": True, **self.sampling}
-        async with self._slots:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception(lambda error: isinstance(error, Unanswered) and error.again),
-                stop=stop_after_attempt(_ATTEMPTS),
-                wait=_pause,
-                sleep=self._sleep,
-                reraise=True,
-            ):
-                with attempt:
-                    return await self._attempt(body)
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, Unanswered) and error.again),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=_pause,
+            sleep=self._sleep,
+            reraise=True,
+        ):
+            with attempt:
+                return await self._attempt(body)
         raise AssertionError("the last attempt returns or raises")
 
     async def _attempt(self, body: dict[str, Any]) -> Reply:
@@ -103,7 +101,7 @@ class GenerationClient:
             async with asyncio.timeout(self._limit_s):
                 return await self._http.post("/v1/chat/completions", json=body)
         except (TimeoutError, httpx.ReadTimeout) as error:
-            detail = f"no reply within request_timeout_s = {self._limit_s:g}"
+            detail = f"no reply within {self._limit_s:g} s (generation.request_timeout_s)"
             raise Unanswered("timeout", detail, again=False) from error
         except httpx.TransportError as error:
             raise Unanswered(f"connection {type(error).__name__}", str(error), again=True) from error

@@ -3,71 +3,45 @@
     prompts  ->  generation server  ->  synthetic_samples/<shard>/samples.parquet
 
 A call makes the shards that are missing and goes on from what a killed call left. The server is
-opened once for all of them, and not at all when every reply is recorded already.
+opened once for all of them, again when it dies, and not at all when every reply is recorded already.
 """
 
 import logging
-import queue
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Protocol
 
-from eagle3_pipeline.background import Background
 from eagle3_pipeline.durable_files import full_disk_named
-from eagle3_pipeline.errors import RecipeError
-from eagle3_pipeline.generation.begin_token import BeginToken
-from eagle3_pipeline.generation.breaker import Breaker
-from eagle3_pipeline.generation.job import Job
-from eagle3_pipeline.generation.progress import Pulse
+from eagle3_pipeline.errors import RecipeError, ServerDied, ServerStalled
+from eagle3_pipeline.generation.life import OnShard, Running, ask_all
+from eagle3_pipeline.generation.progress import Pulse, Vitals
 from eagle3_pipeline.generation.shard_generation import ShardGeneration, remove_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.prompts.selection import read_prompts
 
 _logger = logging.getLogger(__name__)
 
-_PULSE_S = 5.0
-
-OnShard = Callable[[str, Manifest], None]
-
-
-class Specification(Protocol):
-    """What is asked of a server's specification."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-class Running(Protocol):
-    """What is asked of a running server."""
-
-    @property
-    def base_url(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def spec(self) -> Specification: ...
-
-    def check_alive(self) -> object: ...
+OpenServer = Callable[[], AbstractContextManager[Running]]
+OnPulse = Callable[[Vitals], None]
 
 
 def collect_samples(
     lineage: Lineage,
     shards: Sequence[str],
-    server: AbstractContextManager[Running],
+    server: OpenServer,
     on_shard: OnShard,
+    on_pulse: OnPulse = lambda vitals: None,
 ) -> list[Manifest]:
     """Make the samples of `shards`; those that are made already are left as they are.
 
-    `server` is entered once, and only if a reply is missing. `on_shard` is called in the caller's
+    `server` is called and entered only if a reply is missing, and again when a server died that had
+    added replies, at most `generation.server_restarts` times. `on_shard` is called in the caller's
     thread, once for each shard, made before or now: first for those that are there, then as each of
-    the others gets its last reply. Raises MissingInput without prompts or target, Busy when another
-    process works on one of the shards, DamagedFile, QualityError when the first replies show a wrong
-    set-up, BadInput for a doubled begin token, and ServerError. What was answered until then is kept,
-    and the next call asks for the rest.
+    the others gets its last reply; `on_pulse`, there too, every few seconds. Raises MissingInput
+    without prompts or target, Busy when another process works on one of the shards, DamagedFile,
+    QualityError when the first replies show a wrong set-up, BadInput for a doubled begin token, and
+    ServerError. What was answered until then is kept, and the next call asks for the rest.
     """
     made: dict[str, Manifest] = {}
 
@@ -91,17 +65,47 @@ def collect_samples(
             finished(work.name, work.finish())  # a kill came between its last reply and its manifest
         works = [work for work in works if work.name not in made]
         if works:
-            missing = sum(one.turns_left for work in works for one in work.conversations)
-            _logger.info(
-                f"{missing} replies in {len(works)} shards are missing; opening the generation server"
-            )
             way_out = (
                 "Recorded replies stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
                 "materialise synthetic_samples again."
             )
-            with full_disk_named(lineage.folder, way_out), server as running:
-                ask_all(lineage, works, running, finished)
+            with full_disk_named(lineage.folder, way_out):
+                _ask_through_deaths(lineage, works, server, finished, on_pulse)
     return [made[shard] for shard in shards]
+
+
+def _ask_through_deaths(
+    lineage: Lineage, works: list[ShardGeneration], server: OpenServer, on_shard: OnShard, on_pulse: OnPulse
+) -> None:
+    """Ask for all missing replies, with another server when one dies after it added some."""
+    left = sum(work.turns_left for work in works)
+    before = sum(work.recorded for work in works)
+    pulse = Pulse(before + left, before, longest=lineage.recipe.generation.max_completion_tokens)
+    _logger.info(f"{left} replies in {len(works)} shards are missing; opening the generation server")
+    restarts = lineage.recipe.generation.server_restarts
+    with ProgressFile(lineage.progress, "synthetic_samples") as progress:
+
+        def beat() -> None:
+            vitals = pulse.vitals()
+            _logger.info(vitals.line())
+            progress.write(vitals.to_json())
+            on_pulse(vitals)
+
+        while True:
+            done = pulse.done
+            try:
+                with server() as running:
+                    ask_all(lineage, works, running, pulse, on_shard, beat)
+                return
+            except (ServerDied, ServerStalled) as death:
+                if restarts == 0 or pulse.done == done:
+                    raise
+                restarts -= 1
+                _logger.warning(
+                    f"{death}\n{pulse.done} of {pulse.total} replies are recorded; another server is started "
+                    f"for the rest (generation.server_restarts leaves {restarts} more)"
+                )
+                works = [work for work in works if not work.is_finished]
 
 
 def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardGeneration:
@@ -119,62 +123,3 @@ def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardGeneration:
         remove_journal(place)
         return manifest
     return work
-
-
-def ask_all(lineage: Lineage, works: list[ShardGeneration], running: Running, on_shard: OnShard) -> None:
-    """Ask a running server for all missing replies of `works`, and say every 5 s how it goes."""
-    from eagle3_pipeline.generation.client import GenerationClient
-
-    recipe = lineage.recipe
-    left = sum(one.turns_left for work in works for one in work.conversations)
-    before = sum(work.recorded for work in works)
-    pulse, breaker = Pulse(before + left, before), Breaker(running.check_alive)
-    # Finished shards, and None at the end: they are announced in the caller's thread.
-    news: queue.SimpleQueue[tuple[str, Manifest] | None] = queue.SimpleQueue()
-
-    def trouble(reason: str) -> None:
-        pulse.failed(reason)
-        breaker.trouble(reason)
-
-    async def work() -> None:
-        job = Job(
-            works,
-            pulse,
-            breaker,
-            in_flight=recipe.generation.in_flight,
-            server=running.spec.fingerprint,
-            begin_token=BeginToken.of(lineage.model_path()),
-            reasoning_parser=recipe.server.generation.reasoning_parser,
-            on_shard=lambda shard, manifest: news.put((shard, manifest)),
-        )
-        settings = recipe.generation
-        async with GenerationClient(running.base_url, running.model, settings, on_trouble=trouble) as client:
-            await job.run(client)
-
-    with Background(work, on_end=lambda: news.put(None)) as background:
-        _announce(news, pulse, on_shard)
-        background.result()
-    _logger.info(f"samples are collected: {pulse.line()}")
-
-
-def _announce(
-    news: "queue.SimpleQueue[tuple[str, Manifest] | None]", pulse: Pulse, on_shard: OnShard
-) -> None:
-    """Pass on finished shards until the job ends, with a line of progress in between."""
-    next_line = time.monotonic() + _PULSE_S
-    while True:
-        try:
-            one = news.get(timeout=max(0.0, next_line - time.monotonic()))
-        except queue.Empty:
-            _logger.info(pulse.line())
-            next_line = time.monotonic() + _PULSE_S
-            continue
-        if one is None:
-            return
-        shard, manifest = one
-        facts = manifest.facts
-        _logger.info(
-            f"{shard} is made: {facts['samples']} samples ({facts['good']} good, {facts['truncated']} "
-            f"truncated), {facts['completion_tokens']} completion tokens"
-        )
-        on_shard(shard, manifest)

@@ -1,8 +1,12 @@
-"""The job of one call: one queue of conversations over all shards, asked by as many workers as fit.
+"""The job of one server's life: one queue of conversations over all shards, asked by many workers.
 
-A worker takes the next conversation, whichever shard it is of, so that the server stays full across
-the borders of shards. Replies go to a writer, which appends them to the journals in batches of at
-most a fifth of a second, and finishes a shard the moment its last reply is on the disk.
+A worker waits for a slot, then takes the next conversation, whichever shard it is of, so that the
+server stays full across the borders of shards. A slot is held for a whole conversation, and neither
+connection nor clock of a request starts before it is there. The number of slots may change while the
+job runs; there are as many workers as slots there may ever be.
+
+Replies go to a writer, which appends them to the journals in batches of at most a fifth of a second,
+and finishes a shard the moment its last reply is on the disk.
 """
 
 import asyncio
@@ -10,13 +14,16 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+from anyio import CapacityLimiter
 
 from eagle3_pipeline.background import all_or_none
 from eagle3_pipeline.errors import ServerStalled
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
+from eagle3_pipeline.generation.concurrency import Reading
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.progress import Pulse
@@ -49,16 +56,20 @@ class Job:
         pulse: Pulse,
         breaker: Breaker,
         *,
-        in_flight: int,
+        slots: CapacityLimiter,
+        workers: int,
         server: str,
         begin_token: BeginToken,
         reasoning_parser: str | None,
         on_shard: Callable[[str, Manifest], None],
+        readings: Sequence[Reading] = (),
     ) -> None:
         self._works = works
         self._pulse = pulse
         self._breaker = breaker
-        self._in_flight = in_flight
+        self._slots = slots
+        self._workers = workers
+        self._readings = readings
         self._server = server
         self._begin_token = begin_token
         self._first_replies = FirstReplies(reasoning_parser)
@@ -95,24 +106,33 @@ class Job:
             raise ServerStalled(
                 f"{len(self._given_up)} requests got no reply (first {name}: {reason}); all others are "
                 "recorded. Start again to send just these. If they only take long, raise "
-                "generation.request_timeout_s or lower generation.in_flight."
+                "generation.request_timeout_s or lower generation.concurrency."
             )
 
     async def _ask_all(self, client: Asks) -> None:
-        await all_or_none(self._work(client) for _ in range(self._in_flight))
+        await all_or_none(self._work(client) for _ in range(self._workers))
 
     async def _work(self, client: Asks) -> None:
-        for work, conversation in self._queue:
-            work.started_at = work.started_at or time.monotonic()
-            while conversation.turns_left:
-                self._pulse.sent()
-                try:
-                    sample = await self._ask(client, conversation)
-                finally:
-                    self._pulse.returned()
-                if sample is None:
-                    break
-                self._accept(sample, conversation)
+        while True:
+            async with self._slots:
+                found = next(self._queue, None)
+                if found is None:
+                    return
+                work, conversation = found
+                work.started_at = work.started_at or time.monotonic()
+                await self._converse(client, conversation)
+
+    async def _converse(self, client: Asks, conversation: Conversation) -> None:
+        while conversation.turns_left:
+            name = conversation.next_id
+            self._pulse.sent(name)
+            try:
+                sample = await self._ask(client, conversation)
+            finally:
+                self._pulse.returned(name)
+            if sample is None:
+                return
+            self._accept(sample, conversation)
 
     async def _ask(self, client: Asks, conversation: Conversation) -> Sample | None:
         """The next sample of a conversation, or None when its request was given up for this call."""
@@ -132,7 +152,7 @@ class Job:
         return conversation.add_reply(reply, client.sampling, self._server)
 
     def _accept(self, sample: Sample, conversation: Conversation) -> None:
-        self._pulse.replied(len(sample.completion_token_ids), truncated=sample.verdict == "truncated")
+        self._pulse.replied(sample)
         if conversation.ended_early:
             self._pulse.dropped(len(conversation.prompt.turns) - len(conversation.samples))
         self._to_write += self._first_replies.admit(sample)
@@ -156,5 +176,5 @@ class Job:
     async def _record(self, work: ShardGeneration, samples: list[Sample]) -> None:
         await asyncio.to_thread(work.record, samples)
         if work.is_complete:
-            manifest = await asyncio.to_thread(work.finish)
+            manifest = await asyncio.to_thread(work.finish, self._readings)
             self._on_shard(work.name, manifest)

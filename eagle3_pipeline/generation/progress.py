@@ -7,18 +7,39 @@ is in, so that a young run looks slower than it is; `now` looks at the last half
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from eagle3_pipeline.duration import in_words
+from eagle3_pipeline.generation.concurrency import Reading
+from eagle3_pipeline.samples.sample import Sample
 
 _WINDOW_S = 30.0
 # Before so many replies a rate says nothing, and no time left is given.
 _LEAST_REPLIES = 8
 
 
+@dataclass(frozen=True)
+class Vitals:
+    """The numbers of a pulse at one moment."""
+
+    text: str
+
+    def line(self) -> str:
+        """One line for people."""
+        return self.text
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers as JSON values."""
+        return {"line": self.text}
+
+
 class Pulse:
     """Counts of one call of a collection. `total` and `before` are turns, `before` those of earlier calls."""
 
-    def __init__(self, total: int, before: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, total: int, before: int, longest: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.total = total
         self.before = before
         self.replies = 0
@@ -30,22 +51,26 @@ class Pulse:
         self._start: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
 
-    def sent(self) -> None:
+    def sent(self, name: str) -> None:
         """A request is on its way."""
         if self._start is None:
             self._start = self._clock()  # the minutes that a server takes to start are not in the rates
         self.in_flight += 1
 
-    def returned(self) -> None:
+    def returned(self, name: str) -> None:
         """A request came back, whatever came of it."""
         self.in_flight -= 1
 
-    def replied(self, completion_tokens: int, *, truncated: bool) -> None:
+    def replied(self, sample: Sample) -> None:
         """A turn is done."""
+        completion_tokens = len(sample.completion_token_ids)
         self.replies += 1
         self.tokens += completion_tokens
-        self.truncated += truncated
+        self.truncated += sample.verdict == "truncated"
         self._recent.append((self._clock(), completion_tokens))
+
+    def measured(self, reading: Reading) -> None:
+        """The server's metrics were read."""
 
     def failed(self, reason: str) -> None:
         """An attempt failed; the turn stays to be done."""
@@ -80,8 +105,11 @@ class Pulse:
         left = self.total - self.done
         return left / max(rates), left / min(rates)
 
-    def line(self) -> str:
-        """All of it in one line for people."""
+    def vitals(self) -> "Vitals":
+        """All numbers now."""
+        return Vitals(self._line())
+
+    def _line(self) -> str:
         now, tokens_now, mean, tokens_mean = self.rates()
         earlier = f" ({self.before} from before)" if self.before else ""
         parts = [

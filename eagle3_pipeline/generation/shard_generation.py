@@ -9,11 +9,13 @@ The journal's lock keeps a second process out of the shard. It is taken before a
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from eagle3_pipeline.durable_files import Journal
 from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.generation.concurrency import Reading, history
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.prompts.prompt import Prompt
@@ -32,6 +34,7 @@ class ShardGeneration:
         self.place = place
         self.conversations = [Conversation(prompt) for prompt in prompts]
         self.started_at: float | None = None
+        self.is_finished = False
         self._recorded: set[str] = set()
         self._journal = Journal(place.folder / JOURNAL_NAME, place.fingerprint)
         try:
@@ -58,19 +61,25 @@ class ShardGeneration:
             for one in self.conversations
         )
 
+    @property
+    def turns_left(self) -> int:
+        """Turns that are still to be asked."""
+        return sum(one.turns_left for one in self.conversations)
+
     def record(self, samples: list[Sample]) -> None:
         """Append samples to the journal; when this returns they are on the disk."""
         self._journal.append(sample.to_record() for sample in samples)
         self._recorded.update(sample.sample_id for sample in samples)
 
-    def finish(self) -> Manifest:
-        """Write the Parquet file, then the manifest; then remove the journal."""
+    def finish(self, readings: Sequence[Reading] = ()) -> Manifest:
+        """Write the Parquet file, then the manifest, with the server's readings; then remove the journal."""
         samples = [sample for one in self.conversations for sample in one.samples]
         path = self.place.folder / SAMPLES_NAME
         write_samples(path, samples)
-        manifest = self.place.finish([path], self._facts(samples))
+        manifest = self.place.finish([path], self._facts(samples, readings))
         self.close()
         remove_journal(self.place)
+        self.is_finished = True
         self.conversations = []  # a whole run's token ids, as Python integers, would be gigabytes
         return manifest
 
@@ -98,7 +107,8 @@ class ShardGeneration:
         for one in self.conversations:
             one.take_up(by_id)
 
-    def _facts(self, samples: list[Sample]) -> dict[str, Any]:
+    def _facts(self, samples: list[Sample], readings: Sequence[Reading]) -> dict[str, Any]:
+        seconds = time.monotonic() - self.started_at if self.started_at is not None else 0.0
         lengths = [len(sample.completion_token_ids) for sample in samples if sample.verdict != "refused"]
         return {
             "samples": len(samples),
@@ -108,7 +118,8 @@ class ShardGeneration:
             "completion_lengths": histogram(lengths),
             "turns_not_asked": sum(len(one.prompt.turns) - len(one.samples) for one in self.conversations),
             # Of the call that finished it: from the first request of the shard to its last reply.
-            "seconds": round(time.monotonic() - self.started_at, 3) if self.started_at is not None else 0.0,
+            "seconds": round(seconds, 3),
+            "server_history": history(readings, since=self.started_at or 0.0),
         }
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from eagle3_pipeline.recipe.layers import require_rising
 from eagle3_pipeline.recipe.models import BaseDraft, Target
@@ -16,6 +16,13 @@ from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+# Of a request without a limit of its own: time in the server's queue and prefill, then of each token. A slow
+# but healthy server makes 10 to 50 tokens a second for each of many requests.
+_QUEUE_S = 300.0
+_SLOWEST_TOKEN_S = 0.25
+# vLLM takes 256 sequences at once by default, 1,024 on the largest GPUs: more of them only queue.
+_MOST_IN_FLIGHT = 1024
 
 
 class PromptSource(Strict):
@@ -27,10 +34,14 @@ class PromptSource(Strict):
     """A Hugging Face dataset id such as `mlabonne/open-perfectblend`; it is streamed."""
     revision: str = "main"
     """Branch, tag or commit of `dataset`."""
+    subset: str | None = None
+    """Configuration of `dataset`, where it has several (`main` of `openai/gsm8k`)."""
     split: str = "train"
     """Split of `dataset`."""
     column: str | None = None
     """The column with the prompt, the user turns or the conversation; recognised when left out."""
+    weight: PositiveFloat = 1
+    """Prompts kept of this source, relative to the other sources, for as long as it has rows."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -72,11 +83,30 @@ class Prompts(Strict):
         return tuple(f"p{self.per_shard}-s{number:03d}" for number in range(self.count // self.per_shard))
 
 
+class LengthBounds(Strict):
+    """Least and most tokens at percentiles of the completion lengths; what is left out has no bounds."""
+
+    p10: tuple[int, int] | None = Field(default=None, strict=False)
+    """Bounds of the length that a tenth of the completions stays below."""
+    p50: tuple[int, int] | None = Field(default=None, strict=False)
+    """Bounds of the median length."""
+    p90: tuple[int, int] | None = Field(default=None, strict=False)
+    """Bounds of the length that a tenth of the completions exceeds."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        for name in type(self).model_fields:
+            bounds = getattr(self, name)
+            if bounds is not None and not 0 <= bounds[0] <= bounds[1]:
+                raise ValueError(f"{name} is {list(bounds)}, expected [least, most] in tokens")
+        return self
+
+
 class Generation(Strict):
     """How the target answers the prompts."""
 
-    in_flight: PositiveInt = 64
-    """Requests at the server at the same time."""
+    concurrency: PositiveInt | Literal["auto"] = 64
+    """Requests at the server at the same time; `auto` finds the number by the server's throughput."""
     max_completion_tokens: PositiveInt = 512
     """Longest completion; longer ones are truncated samples."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
@@ -85,14 +115,31 @@ class Generation(Strict):
     """Nucleus sampling bound."""
     top_k: int = -1
     """Sample among the k most probable tokens; -1 is off."""
-    request_timeout_s: PositiveFloat = 600
-    """Limit of one request from its sending to its last byte."""
+    request_timeout_s: PositiveFloat | None = None
+    """Limit of one request from its sending to its last byte. By default 300 s, and 0.25 s for each token
+    that it may take."""
+    server_restarts: NonNegativeInt = 5
+    """A server that dies while it answers is started again this often within one step, for as long as each
+    of its lives adds replies."""
     max_truncated_share: Share = 0.5
     """More truncated samples than this fail `sample_audit`."""
     max_rejected_share: Share = 0.1
-    """More rejected (empty, degenerate) samples than this fail `sample_audit`."""
+    """More rejected (empty, degenerate, refused) samples than this fail `sample_audit`."""
+    max_degenerate_share: Share = 0.1
+    """More degenerate samples (loops) than this fail `sample_audit`."""
+    completion_lengths: LengthBounds = LengthBounds()
+    """Bounds of the distribution of completion lengths, outside of which `sample_audit` fails."""
     train_truncated: bool = True
     """Whether truncated samples train the draft."""
+
+    @property
+    def most_in_flight(self) -> int:
+        """Requests that may ever be at the server at the same time."""
+        return _MOST_IN_FLIGHT if self.concurrency == "auto" else self.concurrency
+
+    def request_limit_s(self, tokens: int) -> float:
+        """Seconds that a request for `tokens` tokens may take: four tokens a second, after the queue."""
+        return self.request_timeout_s or _QUEUE_S + tokens * _SLOWEST_TOKEN_S
 
 
 class Extraction(Strict):
@@ -101,7 +148,7 @@ class Extraction(Strict):
     layers: tuple[int, ...] = Field(strict=False, min_length=2)
     """Layer ids: id k is what enters layer k (Hugging Face `hidden_states[k]`). The last one is the
     number of layers: the last layer's output before the final norm. The others feed the draft."""
-    in_flight: PositiveInt = 32
+    concurrency: PositiveInt = 32
     """Requests at the server at the same time."""
     max_sample_tokens: PositiveInt = 4096
     """Longer samples (prompt + completion) are cut to this many tokens."""
@@ -176,7 +223,7 @@ class Evaluation(Strict):
     """Sampling temperature; 0 is greedy."""
     max_completion_tokens: PositiveInt = 256
     """Longest reply in the measurement."""
-    in_flight: PositiveInt = 1
+    concurrency: PositiveInt = 1
     """Requests at the server at the same time. Speculation helps most when there are few."""
 
 

@@ -229,7 +229,7 @@ def test_what_dagster_is_said_to_show_is_named_in_the_code(page: Path) -> None:
 
 
 def test_the_checks_of_links_and_settings_find_what_is_wrong(tmp_path: Path) -> None:
-    assert _leads_to_a_setting(["generation", "in_flight"])
+    assert _leads_to_a_setting(["generation", "concurrency"])
     assert _leads_to_a_setting(["server", "common", "python"])
     assert not _leads_to_a_setting(["generation", "temprature"])
     page = tmp_path / "page.md"

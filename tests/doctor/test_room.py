@@ -119,7 +119,7 @@ def test_a_limit_below_what_a_run_takes_is_a_problem_with_the_command_that_raise
     monkeypatch.setattr(
         limits.resource, "getrlimit", lambda which: (soft, hard) if which == limit else (infinity, infinity)
     )
-    found = list(limits.limits(make_lineage(generation={"in_flight": 200})))
+    found = list(limits.limits(make_lineage(generation={"concurrency": 200})))
     (bad,) = [one for one in found if one.mark == Mark.PROBLEM]
     assert words in bad.what
     assert "`ulimit -" in bad.advice

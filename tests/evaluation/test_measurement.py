@@ -20,7 +20,7 @@ def prompts(*texts: str, system: str | None = None) -> list[Prompt]:
 
 
 def settings(**changes: Any) -> Evaluation:
-    values = {"sets": [{"name": "x", "path": "x.jsonl"}], "max_completion_tokens": 12, "in_flight": 2}
+    values = {"sets": [{"name": "x", "path": "x.jsonl"}], "max_completion_tokens": 12, "concurrency": 2}
     return Evaluation.model_validate(values | changes)
 
 
@@ -102,11 +102,11 @@ def test_requests_are_what_the_recipe_says_and_the_first_turn_is_used() -> None:
         }
 
 
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_never_more_requests_are_in_flight_than_the_recipe_says(in_flight: int) -> None:
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_never_more_requests_are_in_flight_than_the_recipe_says(concurrency: int) -> None:
     with counting_server(delay_s=0.02) as server:
-        run(server, in_flight=in_flight)
-        assert server.most_in_flight == in_flight
+        run(server, concurrency=concurrency)
+        assert server.most_in_flight == concurrency
 
 
 def test_c08_a_prompt_that_is_too_long_is_left_out_by_name_and_asked_once() -> None:
@@ -147,7 +147,7 @@ def test_an_error_of_a_living_server_is_told_with_its_words() -> None:
 def test_a_connection_that_breaks_is_told_and_the_request_is_not_sent_again() -> None:
     with counting_server(hang_up=True) as server:
         with pytest.raises(ServerError, match="gave no reply"):
-            run(server, in_flight=1)
+            run(server, concurrency=1)
         assert len(server.requests) == 1
 
 

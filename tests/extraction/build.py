@@ -46,7 +46,7 @@ def make_lineage(
     shards = samples or [[invent(shard, index) for index in range(PER_SHARD)] for shard in (0, 1)]
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n')
     source = {"path": str(folder / "prompts.jsonl")}
-    settings = {"layers": LAYERS, "in_flight": IN_FLIGHT, "max_sample_tokens": 64, "part_gib": 1e-6}
+    settings = {"layers": LAYERS, "concurrency": IN_FLIGHT, "max_sample_tokens": 64, "part_gib": 1e-6}
     target = FACTS | {"model_path": str(folder)} | (facts or {})
     values: dict[str, Any] = {
         "name": "tiny",

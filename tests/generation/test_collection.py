@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.errors import BadInput, Busy, MissingInput, RecipeError, ServerDied
-from eagle3_pipeline.generation import collection
+from eagle3_pipeline.generation import life
 from eagle3_pipeline.generation.collection import collect_samples, open_shard
 from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.lineage import Lineage
@@ -35,7 +35,7 @@ def collect(lineage: Lineage, server: ChatServer) -> list[str]:
         assert threading.current_thread() is threading.main_thread()
         announced.append(shard)
 
-    made = collect_samples(lineage, lineage.recipe.shards, server.open(), on_shard)
+    made = collect_samples(lineage, lineage.recipe.shards, server.open, on_shard)
     assert [manifest.shard for manifest in made] == list(lineage.recipe.shards)
     return announced
 
@@ -103,7 +103,7 @@ def test_a_shard_whose_replies_are_all_recorded_is_finished_without_a_server(
 ) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
 
-    def killed(work: ShardGeneration) -> Manifest:
+    def killed(work: ShardGeneration, readings: Any = ()) -> Manifest:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -136,7 +136,7 @@ def test_a_leftover_journal_of_a_finished_shard_goes(server: ChatServer, tmp_pat
 def test_a_shard_of_another_plan_is_refused(server: ChatServer, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 2, 2)
     with pytest.raises(RecipeError, match="no shard p9-s000"):
-        collect_samples(lineage, ["p9-s000"], server.open(), lambda shard, manifest: None)
+        collect_samples(lineage, ["p9-s000"], server.open, lambda shard, manifest: None)
 
 
 def test_without_prompts_the_step_to_materialise_is_named(server: ChatServer, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_cancel_in_the_middle_keeps_what_was_answered_and_leaves_no_thread(
 def test_the_job_tells_every_few_seconds_how_it_goes(
     server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(collection, "_PULSE_S", 0.01)
+    monkeypatch.setattr(life, "_PULSE_S", 0.01)
     told = threading.Event()
 
     def wait_for_a_line(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:

@@ -114,7 +114,8 @@ def test_the_server_stays_full_across_the_borders_of_shards(tmp_path: Path) -> N
     lineage = make_lineage(tmp_path, [1] * 24, 2)
     client = Answers(delays={f"p{number}-t0": 1 + number % 5 for number in range(24)})
     run_job(lineage, client)
-    assert min(client.fewest_running[:-4]) == lineage.recipe.generation.in_flight
+    # Less one: between a reply and the next request a slot changes hands.
+    assert min(client.fewest_running[:-4]) >= lineage.recipe.generation.concurrency - 1
 
 
 def test_a_conversation_goes_on_with_the_targets_own_content_without_its_thoughts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.collection import open_shard
+from eagle3_pipeline.generation.concurrency import make_slots
 from eagle3_pipeline.generation.job import Job
 from eagle3_pipeline.generation.progress import Pulse
 from eagle3_pipeline.generation.reply import Reply, RequestRefused
@@ -33,7 +34,7 @@ def make_recipe(tmp_path: Path, count: int, per_shard: int, **sections: Any) -> 
             "name": "small",
             "target": {"path": str(tmp_path / "model")},
             "prompts": {"sources": [{"path": str(source)}], "count": count, "per_shard": per_shard},
-            "generation": {"in_flight": 4, "max_completion_tokens": 64, "request_timeout_s": 30},
+            "generation": {"concurrency": 4, "max_completion_tokens": 64, "request_timeout_s": 30},
             "extraction": {"layers": [1, 2, 3, 4]},
             "evaluation": {"sets": [{"name": "source", "path": str(source)}]},
             **sections,
@@ -139,9 +140,10 @@ def run_job(
     async def run() -> None:
         job = Job(
             works,
-            Pulse(left, 0),
+            Pulse(left, 0, longest=64),
             Breaker(check_alive),
-            in_flight=lineage.recipe.generation.in_flight,
+            slots=make_slots(lineage.recipe.generation),
+            workers=lineage.recipe.generation.most_in_flight,
             server="server",
             begin_token=BeginToken(None, False),
             reasoning_parser=parser,

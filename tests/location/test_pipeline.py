@@ -108,7 +108,7 @@ def test_raising_the_count_from_1000_to_2500_sends_exactly_1500(
             tiny_llama,
             fake=True,
             prompts={"count": count, "per_shard": 500, "sources": sources},
-            generation={"in_flight": 64},
+            generation={"concurrency": 64},
         )
         _run(load(recipe), instance, "target_model", "prompts", "synthetic_samples")
         return requests_sent(CHAT) - before

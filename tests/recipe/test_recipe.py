@@ -65,7 +65,7 @@ def _refusal(folder: Path, recipe: dict[str, Any]) -> list[str]:
             "prompts.sources",
             [{"path": "a", "colum": "x"}],
             "prompts.sources.0.colum: unknown key. Did you mean column? Valid keys: column, dataset, path, "
-            "revision, split",
+            "revision, split, subset, weight",
         ),
         (
             "prompts.count",
@@ -356,7 +356,7 @@ def test_kimi_is_the_job_that_this_project_grew_out_of() -> None:
     assert (source.dataset, recipe.prompts.count) == ("mlabonne/open-perfectblend", 25_000)
     assert len(recipe.shards) == 50
     generation = recipe.generation
-    assert (generation.in_flight, generation.max_completion_tokens, generation.request_timeout_s) == (
+    assert (generation.concurrency, generation.max_completion_tokens, generation.request_timeout_s) == (
         200,
         8192,
         1800,
