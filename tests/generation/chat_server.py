@@ -26,8 +26,9 @@ class ChatServer:
 
     @contextmanager
     def open(self) -> Iterator["ChatServer"]:
-        """What a step is given; entering it is counted."""
+        """What a step is given; entering it is counted, and a server that died lives again."""
         self.opened += 1
+        self.death = None
         yield self
 
     @property

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -146,27 +147,55 @@ def test_without_prompts_the_step_to_materialise_is_named(server: ChatServer, tm
         collect(lineage, server)
 
 
-def test_a_server_that_dies_in_the_middle_is_told_from_a_slow_one_and_nothing_is_marked_failed(
-    server: ChatServer, tmp_path: Path
-) -> None:
-    lineage = make_lineage(tmp_path, [1] * 50, 50)
-    answered = threading.Semaphore(5)
+def dies_after(server: ChatServer, lineage: Lineage, *replies: int) -> None:
+    """Let the first life of the server end once so many replies are recorded, the next after so many more."""
+    recorded = list(accumulate(replies))
+    lives = [threading.Semaphore(count) for count in replies]
 
-    def die(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
-        if answered.acquire(blocking=False):
+    def behave(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
+        life = server.opened - 1
+        if life >= len(replies) or lives[life].acquire(blocking=False):
             return False
-        wait_for_records(lineage, 5)
-        server.death = ServerDied("exit code -9, the last lines of its log")
+        wait_for_records(lineage, recorded[life])
+        server.death = ServerDied(f"life {life + 1} ended with the last lines of its log")
         handler.close_connection = True
         return True
 
-    server.behave = die
-    with pytest.raises(ServerDied, match="last lines of its log"):
-        collect(lineage, server)
-    server.behave, server.death = lambda handler, body: False, None
-    server.asked.clear()
+    server.behave = behave
+
+
+def test_a_server_that_dies_is_followed_by_another_that_is_asked_for_the_rest_only(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 50, 50)
+    dies_after(server, lineage, 5, 20)
     collect(lineage, server)
-    assert len(server.asked) == 45
+    assert server.opened == 3
+    facts = lineage.synthetic_samples("p50-s000").require().facts
+    assert (facts["samples"], facts["good"]) == (50, 50)
+
+
+def test_a_server_that_dies_too_often_ends_the_step_with_all_else_still_to_do(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    generation = {"concurrency": 4, "max_completion_tokens": 64, "server_restarts": 1}
+    lineage = make_lineage(tmp_path, [1] * 50, 50, generation=generation)
+    dies_after(server, lineage, 5, 1, 1)
+    with pytest.raises(ServerDied, match="life 2 ended"):
+        collect(lineage, server)
+    assert server.opened == 2
+    server.asked.clear()
+    collect_again = {**generation, "server_restarts": 5}
+    collect(make_lineage(tmp_path, [1] * 50, 50, generation=collect_again), server)
+    assert len(set(server.asked)) == 44
+
+
+def test_a_server_that_dies_without_a_reply_is_not_started_again(server: ChatServer, tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 50, 50)
+    dies_after(server, lineage, 0)
+    with pytest.raises(ServerDied, match="life 1 ended"):
+        collect(lineage, server)
+    assert server.opened == 1
 
 
 def test_a_connection_lost_in_the_middle_of_a_reply_is_tried_again(
