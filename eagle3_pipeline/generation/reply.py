@@ -1,6 +1,6 @@
 """A reply as the server gave it, and the three ways in which it gives none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3_pipeline.errors import ServerError
@@ -15,6 +15,7 @@ class Reply:
     finish_reason: str
     content: str
     reasoning: str
+    usage: dict[str, int] = field(default_factory=dict)
 
 
 class RequestRefused(Exception):
@@ -43,6 +44,7 @@ def read_reply(body: Any) -> Reply:
             content=message.get("content") or "",
             # vLLM renamed reasoning_content to reasoning; a server has one of them.
             reasoning=message.get("reasoning") or message.get("reasoning_content") or "",
+            usage=_usage(body),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ServerError(
@@ -52,3 +54,9 @@ def read_reply(body: Any) -> Reply:
     if reply.finish_reason == "abort":
         raise Unanswered("aborted", "the server dropped the request", again=True)
     return reply
+
+
+def _usage(body: dict[str, Any]) -> dict[str, int]:
+    """The server's counts; its nested details and what it leaves null stay out."""
+    usage = body.get("usage") or {}
+    return {name: value for name, value in usage.items() if type(value) is int}

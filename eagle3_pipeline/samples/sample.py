@@ -36,6 +36,8 @@ class Sample:
     """The answer as text; the server's message when refused."""
     reasoning: str
     """The thoughts as text, where a reasoning parser splits them off."""
+    usage: dict[str, int]
+    """What the server counted: `prompt_tokens`, `completion_tokens`, `total_tokens`; empty when refused."""
     sampling: dict[str, Any]
     """The sampling settings that were sent."""
     server: str

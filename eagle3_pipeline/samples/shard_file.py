@@ -1,7 +1,7 @@
 """One shard of samples as one Parquet file; `datasets.load_dataset("parquet", ...)` reads it as well.
 
-Columns are the fields of Sample; ids are `list<int32>`, `sampling` is JSON text, so that a new
-sampling setting is no new column type.
+Columns are the fields of Sample; ids are `list<int32>`, `usage` and `sampling` are JSON text, so that a
+new count or setting is no new column type.
 """
 
 import json
@@ -14,6 +14,7 @@ from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.samples.sample import Sample
 
 SAMPLES_NAME = "samples.parquet"
+_JSON_COLUMNS = ("usage", "sampling")
 # Rows of a group are read at once: 200 samples of 9,000 tokens are 7 MB.
 _ROW_GROUP_SAMPLES = 200
 
@@ -27,8 +28,7 @@ def write_samples(path: Path, samples: list[Sample]) -> None:
     if len(set(ids)) != len(ids):
         double = sorted({one for one in ids if ids.count(one) > 1})
         raise ValueError(f"{len(double)} sample ids occur twice, first {double[0]}: write each once")
-    rows = [{**one.to_record(), "sampling": json.dumps(one.sampling, sort_keys=True)} for one in samples]
-    table = pa.Table.from_pylist(rows, schema=_schema())
+    table = pa.Table.from_pylist([_to_row(one) for one in samples], schema=_schema())
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -48,11 +48,20 @@ def read_samples(path: Path) -> list[Sample]:
 
     try:
         rows: list[dict[str, Any]] = pq.ParquetFile(path).read().to_pylist()
-        return [Sample.from_record({**row, "sampling": json.loads(row["sampling"])}) for row in rows]
+        return [_from_row(row) for row in rows]
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         raise DamagedFile(
             f"{path} is no file of samples ({error}). Delete the manifest beside it and make the shard again."
         ) from error
+
+
+def _to_row(sample: Sample) -> dict[str, Any]:
+    texts = {name: json.dumps(getattr(sample, name), sort_keys=True) for name in _JSON_COLUMNS}
+    return {**sample.to_record(), **texts}
+
+
+def _from_row(row: dict[str, Any]) -> Sample:
+    return Sample.from_record({**row, **{name: json.loads(row[name]) for name in _JSON_COLUMNS}})
 
 
 def _schema() -> Any:
@@ -68,6 +77,7 @@ def _schema() -> Any:
         "finish_reason": pa.string(),
         "content": pa.string(),
         "reasoning": pa.string(),
+        "usage": pa.string(),
         "sampling": pa.string(),
         "server": pa.string(),
         "verdict": pa.string(),

@@ -92,6 +92,7 @@ def invent(shard: int, index: int, **changes: Any) -> Sample:
         "finish_reason": "stop",
         "content": "",
         "reasoning": "",
+        "usage": {},
         "sampling": {},
         "server": "s" * 64,
         "verdict": "good",

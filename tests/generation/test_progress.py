@@ -29,6 +29,7 @@ def sample(tokens: int, *, truncated: bool) -> Sample:
         finish_reason="length" if truncated else "stop",
         content="",
         reasoning="",
+        usage={},
         sampling={},
         server="",
         verdict="truncated" if truncated else "good",

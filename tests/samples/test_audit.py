@@ -30,6 +30,7 @@ def make_samples(lineage: Lineage, shard: str, verdicts: list[str], tokens: tupl
             finish_reason="stop",
             content="text",
             reasoning="",
+            usage={},
             sampling={},
             server="s",
             verdict=verdict,  # type: ignore[arg-type]

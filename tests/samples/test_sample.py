@@ -19,6 +19,7 @@ def make_sample(**changes: Any) -> Sample:
         "finish_reason": "stop",
         "content": "fine – thanks",
         "reasoning": "",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
         "sampling": {"temperature": 0.7},
         "server": "f" * 64,
         "verdict": "good",

@@ -32,6 +32,7 @@ def _replies(shard: str, generator: torch.Generator) -> list[Sample]:
                 finish_reason="stop",
                 content="",
                 reasoning="",
+                usage={},
                 sampling={},
                 server="",
                 verdict="good",

@@ -19,6 +19,7 @@ def _sample(verdict: Verdict, completion: list[int]) -> Sample:
         finish_reason="stop",
         content="",
         reasoning="",
+        usage={},
         sampling={},
         server="",
         verdict=verdict,
