@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from eagle3_pipeline.errors import ServerStalled
@@ -63,6 +65,13 @@ def test_a_difference_leaves_out_what_was_counted_before_and_keeps_the_state_of_
 
 def test_a_server_without_drafts_counts_none() -> None:
     assert parse_metrics("").accepted_per_position == ()
+
+
+def test_the_counters_of_the_real_server_are_found_among_its_six_hundred_lines() -> None:
+    recorded = Path(__file__).parents[1] / "fakes" / "recorded" / "metrics.txt"
+    metrics = parse_metrics(recorded.read_text())
+    assert (metrics.generation_tokens, metrics.prompt_tokens) == (51, 70)
+    assert (metrics.running, metrics.waiting, metrics.preemptions) == (0, 0, 0)
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
