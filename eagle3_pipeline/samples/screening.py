@@ -35,15 +35,15 @@ def screen(completion_token_ids: Sequence[int], finish_reason: str, content: str
 def loop_period(token_ids: Sequence[int]) -> int | None:
     """The length in tokens of the block that repeats to the end of `token_ids`, or None."""
     for period in range(1, len(token_ids) // _LOOP_COPIES + 1):
-        wanted = max(period * (_LOOP_COPIES - 1), _LOOP_TOKENS)
-        if _repeats(token_ids, period, wanted):
+        # It runs between the replies of hundreds of requests, so most periods end at this comparison.
+        if token_ids[-1] != token_ids[-1 - period]:
+            continue
+        if all(_repeats(token_ids, period, tokens) for tokens in (_LOOP_TOKENS, period * (_LOOP_COPIES - 1))):
             return period
     return None
 
 
-def _repeats(token_ids: Sequence[int], period: int, wanted: int) -> bool:
-    """Whether the last `wanted` tokens each equal the one `period` before."""
-    last = len(token_ids) - 1
-    if last + 1 < wanted + period:
-        return False
-    return all(token_ids[last - step] == token_ids[last - step - period] for step in range(wanted))
+def _repeats(token_ids: Sequence[int], period: int, tokens: int) -> bool:
+    """Whether the last `tokens` tokens each equal the one `period` before."""
+    start = len(token_ids) - tokens
+    return start >= period and token_ids[start:] == token_ids[start - period : -period]

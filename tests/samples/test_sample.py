@@ -1,12 +1,15 @@
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.samples import Sample, read_samples, write_samples
+from eagle3_pipeline.samples.shard_file import iter_samples
 
 
 def make_sample(**changes: Any) -> Sample:
@@ -79,9 +82,22 @@ def test_a_damaged_shard_file_says_so_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_shard_file_loads_with_datasets(tmp_path: Path) -> None:
-    from datasets import Dataset
+    from datasets import load_dataset
 
     path = tmp_path / "samples.parquet"
-    write_samples(path, [make_sample()])
-    loaded = Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
-    assert loaded[0]["completion_token_ids"] == [7, 8, 9, 2]
+    samples = [make_sample(sample_id=f"p{number}-t0") for number in range(120)]
+    write_samples(path, samples)
+    loaded = load_dataset("parquet", data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train")
+    assert loaded["sample_id"][:] == [one.sample_id for one in samples]
+    assert loaded[119]["completion_token_ids"] == [7, 8, 9, 2]
+    assert json.loads(loaded[119]["usage"])["total_tokens"] == 7
+
+
+def test_samples_are_read_one_group_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "samples.parquet"
+    samples = [make_sample(sample_id=f"p{number}-t0") for number in range(120)]
+    write_samples(path, samples)
+    assert list(iter_samples(path)) == samples
+    assert pq.ParquetFile(path).metadata.row_group(0).num_rows == 50
+    write_samples(path, [])
+    assert list(iter_samples(path)) == []

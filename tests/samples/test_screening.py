@@ -1,3 +1,7 @@
+import json
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -72,6 +76,61 @@ def test_the_period_is_that_of_the_shortest_block() -> None:
     assert loop_period(TEXT + [9] * 90) == 1
 
 
+def period_by_the_book(ids: list[int]) -> int | None:
+    """The definition, word for word: the last max(2 p, 32) tokens each equal the one p before."""
+    for period in range(1, len(ids) // 3 + 1):
+        tokens = max(2 * period, 32)
+        pairs = [(at, at - period) for at in range(len(ids) - tokens, len(ids))]
+        if pairs[0][1] >= 0 and all(ids[at] == ids[before] for at, before in pairs):
+            return period
+    return None
+
+
+@given(
+    start=st.lists(st.integers(0, 2), max_size=40),
+    block=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    copies=st.integers(1, 12),
+    end=st.lists(st.integers(0, 2), max_size=2),
+)
+def test_the_period_is_the_one_of_the_definition(
+    start: list[int], block: list[int], copies: int, end: list[int]
+) -> None:
+    ids = start + block * copies + end
+    assert loop_period(ids) == period_by_the_book(ids)
+
+
+# A byte stands for a token: the loops of real text and code are at least as close as with a tokenizer.
+@pytest.mark.parametrize(
+    "text",
+    [
+        Path(__file__).read_text(),
+        "| | a | b |\n|---|---|---|\n" + "".join(f"| {n} | 0.00 | 0.00 |\n" for n in range(300)),
+        json.dumps([{"id": n, "name": "", "tags": [], "ok": True} for n in range(200)], indent=2),
+        "<ul>\n" + "".join(f"  <li>item {n}</li>\n" for n in range(100)) + "</ul>\n",
+        "def zeros():\n    return [\n" + "        [0, 0, 0, 0, 0, 0, 0, 0],\n" * 8 + "    ]\n",
+        "```\n" + "+---+---+---+\n|   |   |   |\n" * 8 + "```\n",
+        "if a:\n" + "".join("    " * n + "if b:\n" for n in range(1, 12)) + "    " * 12 + "pass",
+    ],
+    ids=["code", "table", "JSON", "HTML", "matrix", "board", "indents"],
+)
+def test_tables_and_code_are_kept(text: str) -> None:
+    assert screen([*text.encode(), END], "stop", text, "") == "good"
+
+
+@pytest.mark.parametrize("text", ["items " * 100, "Let me check that again.\n" * 40], ids=["word", "line"])
+def test_a_word_or_a_line_over_and_over_is_flagged_in_the_answer_and_in_the_thoughts(text: str) -> None:
+    ids = list(b"First, a plan. " + text.encode())
+    assert screen(ids, "length", text, "") == "degenerate"
+    assert screen(ids, "length", "", text) == "degenerate"
+
+
 def test_the_longest_completion_is_judged_in_an_instant() -> None:
-    assert loop_period(table(900)) is None
-    assert loop_period(list(range(4000)) + list(range(4000))) is None
+    longest = [
+        table(900),
+        list(range(4000)) + list(range(4000)),
+        [7] * 8000 + [8] + [7] * 31,
+        list(Path(__file__).read_bytes() * 3)[:8192],
+    ]
+    before = time.process_time()
+    assert [loop_period(ids) for ids in longest] == [None] * 4
+    assert time.process_time() - before < 0.2  # it takes 5 ms; the event loop waits for it
