@@ -108,10 +108,11 @@ class Lineage:
     def sample_audit(self) -> Place:
         """The verdict over all shards of the run, and the plan of their states."""
         extraction = self.recipe.extraction
-        bounds = ("max_truncated_share", "max_rejected_share", "train_truncated")
+        shares = {"max_truncated_share", "max_rejected_share", "max_degenerate_share"}
+        bounds = {*shares, "completion_lengths", "train_truncated"}
         inputs = {
             "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
-            "bounds": {name: getattr(self.recipe.generation, name) for name in bounds},
+            "bounds": self.recipe.generation.model_dump(mode="json", include=bounds),
             "layers": list(extraction.layers),
             "max_sample_tokens": extraction.max_sample_tokens,
         }

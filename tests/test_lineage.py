@@ -110,7 +110,15 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
         ),
         ({"server": {"evaluation": {"enforce_eager": False}}}, {"acceptance_report", "released_draft"}),
         ({"server": {"evaluation": {"extra_env": {"A": "b"}}}}, {"acceptance_report", "released_draft"}),
-        ({"generation": {"max_truncated_share": 0.4}}, {"sample_audit"}),
+        *(
+            ({"generation": bound}, {"sample_audit"})
+            for bound in (
+                {"max_truncated_share": 0.4},
+                {"max_rejected_share": 0.4},
+                {"max_degenerate_share": 0.4},
+                {"completion_lengths": {"p50": [1, 99]}},
+            )
+        ),
         ({"generation": {"train_truncated": False}}, _AFTER_SAMPLES),
         ({"extraction": {"layers": [1, 2, 4]}}, {"sample_audit", *STATES, *END}),
         ({"extraction": {"max_sample_tokens": 50}}, {"sample_audit", *STATES, *END}),

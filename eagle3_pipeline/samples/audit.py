@@ -4,56 +4,80 @@ It passes when every shard of the run is made, the quality of the samples is wit
 bounds and the hidden states will fit on the disk. audit.json has the numbers per shard and in all.
 """
 
+import json
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from eagle3_pipeline.durable_files import write_json
-from eagle3_pipeline.errors import MissingInput, QualityError
+from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths, require_room
-from eagle3_pipeline.samples.sample import REJECTED, VERDICTS
-from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, read_samples
+from eagle3_pipeline.samples.drift import Retokenizer
+from eagle3_pipeline.samples.lengths import histogram
+from eagle3_pipeline.samples.quality import Quality, require_quality
+from eagle3_pipeline.samples.sample import VERDICTS, Sample
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
 
 _logger = logging.getLogger(__name__)
 
 AUDIT_NAME = "audit.json"
 _COUNTS = ("samples", *VERDICTS, "prompt_tokens", "completion_tokens")
+# Of each shard, evenly spread: at most a second or two of the tokenizer's time.
+_DRIFT_SAMPLES = 100
+
+
+@dataclass(frozen=True)
+class ShardAudit:
+    """What is kept of a shard when its samples are read: numbers, never the samples."""
+
+    quality: Quality
+    lengths: ShardLengths
 
 
 def audit_samples(lineage: Lineage) -> Manifest:
     """Judge the samples of the run; what passed before is not judged again.
 
     Raises MissingInput for shards that are not made, DamagedFile for one that differs from its
-    manifest, QualityError for a share outside its bound and NotEnoughRoom for the byte plan.
+    manifest, QualityError for a number outside its bound and NotEnoughRoom for the byte plan.
     """
-    shards = _made(lineage)
+    made = _made(lineage)
     place = lineage.sample_audit()
     if (manifest := place.manifest()) is not None:
         return manifest
-    per_shard = {name: {key: int(one.facts[key]) for key in _COUNTS} for name, one in shards.items()}
-    totals = {key: sum(counts[key] for counts in per_shard.values()) for key in _COUNTS}
-    shares = _shares(totals)
-    _require_quality(lineage, totals, shares)
-    plan = _plan(lineage)
+    retokenizer = Retokenizer.of(
+        lineage.model_path(), trust_remote_code=lineage.recipe.target.trust_remote_code
+    )
+    audits = {shard: _read(lineage, shard, one, retokenizer) for shard, one in made.items()}
+    qualities = {shard: one.quality for shard, one in audits.items()}
+    require_quality(qualities, lineage.recipe.generation)
+    plan = _plan(lineage, [one.lengths for one in audits.values()])
     require_room(lineage, plan)
+    total = Quality.total(qualities.values())
     audit = {
         "verdict": "passed",
-        "totals": totals,
-        "shares": shares,
+        "totals": total.facts(),
         "extraction": plan.numbers(),
-        "shards": {name: {**per_shard[name], **_shares(per_shard[name])} for name in shards},
+        "shards": {shard: one.facts() for shard, one in qualities.items()},
     }
     place.folder.mkdir(parents=True, exist_ok=True)
     path = place.folder / AUDIT_NAME
     write_json(path, audit)
-    facts = {"verdict": "passed", "shards": len(shards), **totals, **shares, **plan.numbers()}
     _logger.info(
-        f"{totals['samples']} samples pass: {shares['truncated_share']:.1%} truncated, "
-        f"{shares['rejected_share']:.1%} rejected; the states of {plan.tokens} tokens take "
+        f"{total.counts['samples']} samples pass: {total.share('truncated'):.1%} truncated, "
+        f"{total.share('rejected'):.1%} rejected; the states of {plan.tokens} tokens take "
         f"{plan.tokens * plan.bytes_per_token / 2**30:.2f} GiB"
     )
-    return place.finish([path], facts)
+    facts = {"verdict": "passed", "shards": len(made), **total.facts(), **plan.numbers()}
+    return place.finish([path], {**facts, "completion_lengths": histogram(total.lengths)})
+
+
+def shards_of_audit(lineage: Lineage) -> dict[str, dict[str, Any]]:
+    """The numbers of each shard in an audit that passed."""
+    audit: dict[str, Any] = json.loads((lineage.sample_audit().folder / AUDIT_NAME).read_text())
+    shards: dict[str, dict[str, Any]] = audit["shards"]
+    return shards
 
 
 def _made(lineage: Lineage) -> dict[str, Manifest]:
@@ -70,56 +94,27 @@ def _made(lineage: Lineage) -> dict[str, Manifest]:
     return {shard: place.verify() for shard, place in places.items()}
 
 
-def _shares(counts: dict[str, int]) -> dict[str, float]:
-    rejected = sum(counts[verdict] for verdict in REJECTED)
-    samples = max(counts["samples"], 1)
-    return {
-        "truncated_share": round(counts["truncated"] / samples, 4),
-        "rejected_share": round(rejected / samples, 4),
-    }
+def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer | None) -> ShardAudit:
+    """Go once through the samples of a shard; only some for the drift are held."""
+    counts = {name: int(made.facts[name]) for name in _COUNTS}
+    every = -(-counts["samples"] // _DRIFT_SAMPLES)
+    lengths: list[int] = []
+    trained: list[tuple[int, int]] = []
+    spread: list[Sample] = []
+    for number, one in enumerate(iter_samples(lineage.synthetic_samples(shard).folder / SAMPLES_NAME)):
+        if one.verdict != "refused":
+            lengths.append(len(one.completion_token_ids))
+        if one.trains(lineage.recipe.generation.train_truncated):
+            trained.append((len(one.prompt_token_ids), len(one.token_ids)))
+        if number % every == 0:
+            spread.append(one)
+    return ShardAudit(
+        Quality(counts, lengths, retokenizer.drift(spread) if retokenizer else None),
+        ShardLengths(shard, trained, is_extracted=lineage.hidden_state_shards(shard).manifest() is not None),
+    )
 
 
-def _require_quality(lineage: Lineage, totals: dict[str, int], shares: dict[str, float]) -> None:
-    bounds = lineage.recipe.generation
-    truncated, rejected = shares["truncated_share"], shares["rejected_share"]
-    problems = []
-    if truncated > bounds.max_truncated_share:
-        problems.append(
-            f"{totals['truncated']} of {totals['samples']} samples ({truncated:.1%}) ran into "
-            f"max_completion_tokens = {bounds.max_completion_tokens}, allowed are "
-            f"{bounds.max_truncated_share:.1%}: raise generation.max_completion_tokens (this makes all "
-            "samples again), or max_truncated_share if cut answers do for the draft"
-        )
-    if rejected > bounds.max_rejected_share:
-        reasons = ", ".join(f"{totals[verdict]} {verdict}" for verdict in REJECTED)
-        problems.append(
-            f"{rejected:.1%} of {totals['samples']} samples are rejected ({reasons}), allowed are "
-            f"{bounds.max_rejected_share:.1%}: look at their verdict and content in {SAMPLES_NAME}. Loops "
-            "come from a low temperature or a wrong chat template, empty answers from a wrong reasoning "
-            "parser, refusals from prompts that do not fit max_model_len; else raise "
-            "generation.max_rejected_share"
-        )
-    if totals["good"] + (totals["truncated"] if bounds.train_truncated else 0) == 0:
-        problems.append(
-            f"none of {totals['samples']} samples can be trained on (train_truncated is "
-            f"{bounds.train_truncated})"
-        )
-    if problems:
-        raise QualityError("the samples are not good enough to go on: " + "; and ".join(problems) + ".")
-
-
-def _plan(lineage: Lineage) -> BytePlan:
-    recipe = lineage.recipe
-    lengths = []
-    for shard in recipe.shards:
-        path = lineage.synthetic_samples(shard).folder / SAMPLES_NAME
-        trained = [one for one in read_samples(path) if one.trains(recipe.generation.train_truncated)]
-        lengths.append(
-            ShardLengths(
-                shard,
-                [(len(one.prompt_token_ids), len(one.token_ids)) for one in trained],
-                is_extracted=lineage.hidden_state_shards(shard).manifest() is not None,
-            )
-        )
+def _plan(lineage: Lineage, shards: list[ShardLengths]) -> BytePlan:
+    extraction = lineage.recipe.extraction
     hidden: Any = lineage.target_model().require().facts["hidden_size"]
-    return BytePlan(lengths, recipe.extraction.max_sample_tokens, len(recipe.extraction.layers), int(hidden))
+    return BytePlan(shards, extraction.max_sample_tokens, len(extraction.layers), int(hidden))

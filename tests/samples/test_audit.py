@@ -10,15 +10,25 @@ from eagle3_pipeline.errors import DamagedFile, MissingInput, NotEnoughRoom, Qua
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.settings import StorageBudget
 from eagle3_pipeline.samples import Sample, write_samples
-from eagle3_pipeline.samples.audit import audit_samples
+from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
+from eagle3_pipeline.samples.drift import Drift, Retokenizer
 from eagle3_pipeline.samples.sample import VERDICTS
 from tests.generation.world import make_lineage
+from tests.samples.tokenizer import make_tokenizer
 
 # One sample in the states: 4 layers x 8 hidden x 2 bytes for each of its 10 tokens.
 BYTES_PER_TOKEN = 4 * 8 * 2
 
 
-def make_samples(lineage: Lineage, shard: str, verdicts: list[str], tokens: tuple[int, int] = (4, 6)) -> None:
+def make_samples(
+    lineage: Lineage,
+    shard: str,
+    verdicts: list[str],
+    tokens: tuple[int, int] = (4, 6),
+    lengths: list[int] | None = None,
+) -> None:
+    """Samples of `tokens` (prompt, completion) each; `lengths` are completions of their own."""
+    lengths = lengths or [tokens[1]] * len(verdicts)
     place = lineage.synthetic_samples(shard)
     samples = [
         Sample(
@@ -26,7 +36,7 @@ def make_samples(lineage: Lineage, shard: str, verdicts: list[str], tokens: tupl
             prompt_id=f"{shard}-{number}",
             turn=0,
             prompt_token_ids=[1] * tokens[0],
-            completion_token_ids=[5] * tokens[1],
+            completion_token_ids=[] if verdict == "refused" else [5] * length,
             finish_reason="stop",
             content="text",
             reasoning="",
@@ -35,16 +45,16 @@ def make_samples(lineage: Lineage, shard: str, verdicts: list[str], tokens: tupl
             server="s",
             verdict=verdict,  # type: ignore[arg-type]
         )
-        for number, verdict in enumerate(verdicts)
+        for number, (verdict, length) in enumerate(zip(verdicts, lengths, strict=True))
     ]
     path = place.folder / "samples.parquet"
     write_samples(path, samples)
     counts = {name: verdicts.count(name) for name in VERDICTS}
-    lengths = {
+    totals = {
         "prompt_tokens": tokens[0] * len(samples),
-        "completion_tokens": tokens[1] * len(samples),
+        "completion_tokens": sum(len(one.completion_token_ids) for one in samples),
     }
-    place.finish([path], {"samples": len(samples), **counts, **lengths})
+    place.finish([path], {"samples": len(samples), **counts, **totals})
 
 
 def make_run(tmp_path: Path, *shards: list[str], **sections: Any) -> Lineage:
@@ -59,7 +69,9 @@ def test_good_samples_pass_and_the_audit_has_totals_shards_and_the_byte_plan(tmp
     manifest = audit_samples(lineage)
     audit = json.loads((lineage.sample_audit().folder / "audit.json").read_text())
     assert audit["totals"]["good"] == 17
-    assert audit["shares"] == {"truncated_share": 0.1, "rejected_share": 0.05}
+    assert audit["totals"]["truncated_share"] == 0.1
+    assert audit["totals"]["rejected_share"] == 0.05
+    assert audit["totals"]["degenerate_share"] == 0
     assert audit["shards"]["p10-s000"]["rejected_share"] == 0.1
     expected = {
         "trained_samples": 19,
@@ -98,7 +110,8 @@ def test_a_shard_that_was_changed_afterwards_is_found(tmp_path: Path) -> None:
 def test_too_many_truncated_samples_fail_with_the_numbers_and_the_way_out(tmp_path: Path) -> None:
     lineage = make_run(tmp_path, ["good"] * 4 + ["truncated"] * 6)
     with pytest.raises(
-        QualityError, match=r"6 of 10 samples \(60.0%\) .* 64, allowed are 50.0%: raise generation"
+        QualityError,
+        match=r"60.0% of 10 samples ran .* = 64, generation.max_truncated_share is 50.0% .*: raise",
     ):
         audit_samples(lineage)
     assert lineage.sample_audit().manifest() is None
@@ -107,9 +120,117 @@ def test_too_many_truncated_samples_fail_with_the_numbers_and_the_way_out(tmp_pa
 def test_too_many_rejected_samples_fail_with_their_reasons(tmp_path: Path) -> None:
     lineage = make_run(tmp_path, ["good"] * 7 + ["empty", "degenerate", "refused"])
     with pytest.raises(
-        QualityError, match=r"30.0% of 10 .* \(1 empty, 1 degenerate, 1 refused\), allowed are 10"
+        QualityError,
+        match=r"30.0% of 10 .* \(1 empty, 1 degenerate, 1 refused\), generation.max_rejected_share is 10",
     ):
         audit_samples(lineage)
+
+
+def test_loops_have_a_bound_of_their_own(tmp_path: Path) -> None:
+    bounds = {"max_rejected_share": 1.0, "max_degenerate_share": 0.05}
+    lineage = make_run(tmp_path, ["good"] * 9 + ["degenerate"], generation=bounds)
+    with pytest.raises(
+        QualityError, match=r"10.0% of 10 samples end in a loop, .*max_degenerate_share is 5.0%"
+    ):
+        audit_samples(lineage)
+
+
+def test_a_share_just_over_its_bound_fails_and_one_at_it_passes(tmp_path: Path) -> None:
+    shards = [["empty"] + ["good"] * 9, ["good"] * 10]
+    over = make_run(tmp_path / "over", *shards, generation={"max_rejected_share": 0.04999})
+    with pytest.raises(QualityError, match=r"5.0% of 20 samples are rejected"):
+        audit_samples(over)
+    at = make_run(tmp_path / "at", *shards, generation={"max_rejected_share": 0.05})
+    assert audit_samples(at).facts["rejected_share"] == 0.05
+
+
+def test_a_failure_names_the_three_worst_shards_and_all_that_is_wrong(tmp_path: Path) -> None:
+    bounds = {"max_rejected_share": 0.1, "max_truncated_share": 0.1, "completion_lengths": {"p50": [10, 20]}}
+    lineage = make_run(
+        tmp_path,
+        ["good"] * 10,
+        ["truncated"] * 4 + ["good"] * 6,
+        ["truncated"] * 2 + ["empty"] * 8,
+        ["truncated"] + ["good"] * 9,
+        generation=bounds,
+    )
+    with pytest.raises(QualityError) as failure:
+        audit_samples(lineage)
+    message = str(failure.value)
+    assert "17.5% of 40 samples ran into" in message
+    assert "(worst: p10-s001 40.0%, p10-s002 20.0%, p10-s003 10.0%)" in message
+    assert "20.0% of 40 samples are rejected" in message
+    assert "(worst: p10-s002 80.0%, p10-s000 0.0%, p10-s001 0.0%)" in message
+    assert "the p50 of the completion lengths is 6 tokens" in message
+
+
+LENGTHS = [*range(1, 10), 100]  # p10 is 1, p50 is 5, p90 is 9
+
+
+def test_lengths_are_reported_whether_they_have_bounds_or_not(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 20, 10)
+    make_samples(lineage, "p10-s000", ["good"] * 10, lengths=LENGTHS)
+    make_samples(lineage, "p10-s001", ["good"] * 9 + ["refused"], lengths=[300] * 10)
+    facts = audit_samples(lineage).facts
+    names = ("completion_p10", "completion_p50", "completion_p90", "completion_mean", "completion_longest")
+    assert [facts[name] for name in names] == [2, 100, 300, 149.7, 300]
+    assert sum(facts["completion_lengths"]["counts"]) == 19  # the refused one has no length
+    audit = json.loads((lineage.sample_audit().folder / "audit.json").read_text())
+    assert [audit["shards"]["p10-s000"][name] for name in names] == [1, 5, 9, 14.5, 100]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found"),
+    [
+        (
+            {"p10": [2, 9]},
+            "the p10 of the completion lengths is 1 tokens, .*p10 is 2 to 9 .shortest: p10-s000 1",
+        ),
+        (
+            {"p50": [1, 4]},
+            "the p50 of the completion lengths is 5 tokens, .*p50 is 1 to 4 .longest: p10-s000 5",
+        ),
+        ({"p90": [20, 99]}, "the p90 of the completion lengths is 9 tokens, .*shortest"),
+        ({"p10": [1, 1], "p50": [5, 5], "p90": [9, 9]}, None),
+        ({}, None),
+    ],
+)
+def test_lengths_outside_their_bounds_fail_with_the_percentile_and_the_furthest_shard(
+    tmp_path: Path, bounds: dict[str, Any], found: str | None
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 10, 10, generation={"completion_lengths": bounds})
+    make_samples(lineage, "p10-s000", ["good"] * 10, lengths=LENGTHS)
+    if found is None:
+        assert audit_samples(lineage).facts["verdict"] == "passed"
+        return
+    with pytest.raises(QualityError, match=found):
+        audit_samples(lineage)
+
+
+def test_the_drift_is_that_of_the_targets_tokenizer_on_samples_spread_over_each_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tokenizer(tmp_path / "model")
+    lineage = make_lineage(tmp_path, [1] * 500, 250)
+    for shard in lineage.recipe.shards:
+        make_samples(lineage, shard, ["good"] * 250)
+    checked: list[list[Sample]] = []
+    drift = Retokenizer.drift
+
+    def watched(self: Retokenizer, samples: list[Sample]) -> Drift:
+        checked.append(samples)
+        return drift(self, samples)
+
+    monkeypatch.setattr(Retokenizer, "drift", watched)
+    facts = audit_samples(lineage).facts
+    assert [one.sample_id for one in checked[1]] == [f"p250-s001-{number}-t0" for number in range(0, 250, 3)]
+    assert (facts["drift_samples"], facts["drift_share"]) == (168, 0)
+    shard = shards_of_audit(lineage)["p250-s000"]
+    assert (shard["drift_samples"], shard["drift_share"]) == (84, 0)
+
+
+def test_without_a_tokenizer_no_drift_is_reported(tmp_path: Path) -> None:
+    assert not [name for name in audit_samples(make_run(tmp_path, ["good"] * 10)).facts if "drift" in name]
 
 
 def test_a_run_without_any_sample_to_train_on_fails(tmp_path: Path) -> None:

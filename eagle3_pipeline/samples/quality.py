@@ -1,0 +1,140 @@
+"""The quality of samples, of one shard or of all: shares of verdicts, lengths, drift; and a recipe's bounds.
+
+samples = good + truncated + rejected            rejected = empty + degenerate + refused
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.recipe.settings import Generation, LengthBounds
+from eagle3_pipeline.samples.drift import Drift
+from eagle3_pipeline.samples.lengths import percentiles
+from eagle3_pipeline.samples.sample import REJECTED
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME
+
+# How many shards a failure names.
+_WORST = 3
+_WAYS_OUT = {
+    "truncated": (
+        "raise generation.max_completion_tokens (this makes all samples again), or the bound if cut answers "
+        "do for the draft"
+    ),
+    "rejected": (
+        f"look at their verdict and content in {SAMPLES_NAME}. Loops come from a low temperature or a wrong "
+        "chat template, empty answers from a wrong reasoning parser, refusals from conversations that do not "
+        "fit server.generation.max_model_len; if the rest does for the draft, raise the bound"
+    ),
+    "degenerate": (
+        "raise generation.temperature or lower generation.top_p (both make all samples again), look whether "
+        "the chat template is the target's own, or raise the bound"
+    ),
+    "lengths": (
+        f"read some answers in {SAMPLES_NAME}. Other lengths than expected come from a mode of thinking, a "
+        "wrong chat template or other prompts; if the answers are right, correct the bounds"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was counted of some samples."""
+
+    counts: dict[str, int]
+    """`samples`, each verdict, `prompt_tokens` and `completion_tokens`."""
+    lengths: list[int]
+    """Completion tokens of each sample that is not refused."""
+    drift: Drift | None
+    """None where the target's folder has no tokenizer."""
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """The quality of several shards together."""
+        parts = list(parts)
+        drifts = [one.drift for one in parts if one.drift is not None]
+        return cls(
+            {name: sum(one.counts[name] for one in parts) for name in parts[0].counts},
+            [length for one in parts for length in one.lengths],
+            sum(drifts, Drift(0, 0)) if drifts else None,
+        )
+
+    def share(self, kind: str) -> float:
+        """Share of the samples that are `truncated`, `degenerate` or `rejected`."""
+        verdicts = REJECTED if kind == "rejected" else (kind,)
+        return sum(self.counts[one] for one in verdicts) / max(self.counts["samples"], 1)
+
+    def shares(self) -> dict[str, float]:
+        """The shares that have bounds."""
+        return {
+            f"{kind}_share": round(self.share(kind), 4) for kind in ("truncated", "rejected", "degenerate")
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """All numbers as JSON values, without the drift where there is none."""
+        drift = self.drift
+        return {
+            **self.counts,
+            **self.shares(),
+            **{f"completion_{name}": value for name, value in percentiles(self.lengths).items()},
+            "completion_mean": round(sum(self.lengths) / max(len(self.lengths), 1), 1),
+            "completion_longest": max(self.lengths, default=0),
+            **(
+                {"drift_share": round(drift.share, 4), "drift_samples": drift.checked}
+                if drift is not None
+                else {}
+            ),
+        }
+
+
+def require_quality(shards: Mapping[str, Quality], bounds: Generation) -> None:
+    """Raise QualityError, with all that is wrong and the worst shards, unless samples are within bounds."""
+    total = Quality.total(shards.values())
+    problems = [
+        *_shares_outside(total, shards, bounds),
+        *_lengths_outside(total, shards, bounds.completion_lengths),
+    ]
+    if total.counts["good"] + (total.counts["truncated"] if bounds.train_truncated else 0) == 0:
+        problems.append(
+            f"none of {total.counts['samples']} samples can be trained on (generation.train_truncated is "
+            f"{bounds.train_truncated})"
+        )
+    if problems:
+        raise QualityError("the samples are not good enough to go on: " + "; and ".join(problems) + ".")
+
+
+def _shares_outside(total: Quality, shards: Mapping[str, Quality], bounds: Generation) -> Iterable[str]:
+    reasons = ", ".join(f"{total.counts[verdict]} {verdict}" for verdict in REJECTED)
+    found = {
+        "truncated": f"ran into generation.max_completion_tokens = {bounds.max_completion_tokens}",
+        "rejected": f"are rejected ({reasons})",
+        "degenerate": "end in a loop",
+    }
+    for kind, what in found.items():
+        setting = f"max_{kind}_share"
+        share, allowed = total.share(kind), getattr(bounds, setting)
+        if share > allowed:
+            of_shard = {shard: one.share(kind) for shard, one in shards.items()}
+            worst = sorted(of_shard, key=of_shard.__getitem__, reverse=True)[:_WORST]
+            named = ", ".join(f"{shard} {of_shard[shard]:.1%}" for shard in worst)
+            yield (
+                f"{share:.1%} of {total.counts['samples']} samples {what}, generation.{setting} is "
+                f"{allowed:.1%} (worst: {named}): {_WAYS_OUT[kind]}"
+            )
+
+
+def _lengths_outside(total: Quality, shards: Mapping[str, Quality], bounds: LengthBounds) -> Iterable[str]:
+    found = percentiles(total.lengths)
+    for name, tokens in found.items():
+        allowed = getattr(bounds, name)
+        if not total.lengths or allowed is None or allowed[0] <= tokens <= allowed[1]:
+            continue
+        is_long = tokens > allowed[1]
+        of_shard = {shard: percentiles(one.lengths)[name] for shard, one in shards.items()}
+        worst = sorted(of_shard, key=of_shard.__getitem__, reverse=is_long)[:_WORST]
+        named = ", ".join(f"{shard} {of_shard[shard]}" for shard in worst)
+        yield (
+            f"the {name} of the completion lengths is {tokens} tokens, generation.completion_lengths.{name} "
+            f"is {allowed[0]} to {allowed[1]} ({'longest' if is_long else 'shortest'}: {named}): "
+            f"{_WAYS_OUT['lengths']}"
+        )
