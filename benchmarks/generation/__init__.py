@@ -1,0 +1,1 @@
+"""How fast samples are made, beside speculators' client: on a stand-in with a long tail, and on vLLM."""

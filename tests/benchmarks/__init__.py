@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: that their checks hold at a small size. No timings."""
