@@ -1,13 +1,27 @@
 """sample_audit: the barrier between generation and extraction."""
 
+from typing import Any
+
 import dagster as dg
 
 from assets.identity import identity
 from assets.outcome import metadata
 from assets.step import step
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.plots import histogram, markdown_image
 from eagle3_pipeline.recipe import Recipe
-from eagle3_pipeline.samples.audit import audit_samples
+from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
 from resources import Storage, VllmServers
+
+_COLUMNS = {
+    "samples": "samples",
+    "good": "good",
+    "truncated share": "truncated_share",
+    "rejected share": "rejected_share",
+    "degenerate share": "degenerate_share",
+    "median tokens": "completion_p50",
+    "drift": "drift_share",
+}
 
 
 def build(recipe: Recipe) -> dg.AssetsDefinition:
@@ -28,9 +42,23 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
             manifest = audit_samples(lineage)
             for name in servers.release_generation(lineage):
                 context.log.info(f"stopped {name}: its samples are complete and extraction needs its GPUs")
+            pictures = _pictures(manifest, shards_of_audit(lineage))
         layers = "-".join(map(str, recipe.extraction.layers))
         version = dg.DataVersion(f"passed-layers-{layers}-bf16")
-        place = lineage.sample_audit()
-        return dg.MaterializeResult(metadata=metadata(manifest, place.folder), data_version=version)
+        values = {**metadata(manifest, lineage.sample_audit().folder), **pictures}
+        return dg.MaterializeResult(metadata=values, data_version=version)
 
     return sample_audit
+
+
+def _pictures(manifest: Manifest, shards: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    rows = [
+        {"shard": shard, **{title: facts[name] for title, name in _COLUMNS.items() if name in facts}}
+        for shard, facts in shards.items()
+    ]
+    lengths = manifest.facts["completion_lengths"]
+    image = histogram(lengths["edges"], lengths["counts"], "Completion lengths, all shards", "tokens")
+    return {
+        "quality_by_shard": dg.MetadataValue.table([dg.TableRecord(row) for row in rows]),
+        "completion_length_plot": dg.MetadataValue.md(markdown_image(image, "completion lengths")),
+    }

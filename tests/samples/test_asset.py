@@ -1,0 +1,41 @@
+"""What the asset `sample_audit` shows of an audit."""
+
+from pathlib import Path
+
+import dagster as dg
+
+from assets import sample_audit
+from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
+from tests.generation.world import make_lineage
+from tests.samples.test_audit import make_samples
+from tests.samples.tokenizer import make_tokenizer
+
+
+def test_the_table_has_a_row_per_shard_and_the_plot_all_lengths(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "model")
+    lineage = make_lineage(tmp_path, [1] * 20, 10)
+    make_samples(lineage, "p10-s000", ["good"] * 9 + ["truncated"])
+    make_samples(lineage, "p10-s001", ["good"] * 9 + ["empty"], tokens=(4, 8))
+    shown = sample_audit._pictures(audit_samples(lineage), shards_of_audit(lineage))
+    table = shown["quality_by_shard"]
+    assert isinstance(table, dg.TableMetadataValue)
+    first, second = (record.data for record in table.records)
+    assert first == {
+        "shard": "p10-s000",
+        "samples": 10,
+        "good": 9,
+        "truncated share": 0.1,
+        "rejected share": 0,
+        "degenerate share": 0,
+        "median tokens": 6,
+        "drift": 0,
+    }
+    assert (second["rejected share"], second["median tokens"]) == (0.1, 8)
+    assert shown["completion_length_plot"].value.startswith("![completion lengths](data:image/png;base64,")
+
+
+def test_without_a_drift_its_column_is_left_out(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 10, 10)
+    make_samples(lineage, "p10-s000", ["good"] * 10)
+    shown = sample_audit._pictures(audit_samples(lineage), shards_of_audit(lineage))
+    assert "drift" not in shown["quality_by_shard"].records[0].data
