@@ -3,7 +3,7 @@
     <storage root>/<recipe slug>/progress/
         synthetic_samples-20260131T235959Z-1234.jsonl     one per call of a step: its start in UTC, its pid
 
-    {"time": ..., "step": ..., "state": "working", "host": ..., "process": {...}, "line": "3,000/25,000 ...", ...}
+    {"time": ..., "step": ..., "state": "working", "process": ..., "line": "3,000/25,000 ...", ...}
 
 One line per piece of news, and one at the end with how it ended. Each carries who writes, so that a reader
 knows whether that process still lives. A torn line is passed over. It is news, not a record: nothing is made
@@ -104,6 +104,7 @@ class Call:
     time: float
     """Of the news, in seconds since the epoch."""
     host: str
+    """Where the process's pid means something."""
     process: ProcessIdentity
     line: str
     """How far it is, for people; empty before the first news."""
@@ -113,15 +114,20 @@ class Call:
         """Whether it is still at work."""
         if self.state != "working":
             return False
-        return self.process.alive() if self.host == _host() else time.time() - self.time < _FRESH_S
+        return self.process.alive() if self.is_here else time.time() - self.time < _FRESH_S
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, of this machine and container."""
+        return self.host == _host()
 
     def __str__(self) -> str:
         ago = f"{in_words(max(0.0, time.time() - self.time))} ago"
         if self.lives:
-            where = "" if self.host == _host() else f" on {self.host}"
+            where = "" if self.is_here else f" on {self.host.partition(' ')[0]}"
             state = f"running (pid {self.process.pid}{where}, {ago})"
         elif self.state == "working":
-            state = f"killed, last heard of {ago}"
+            state = f"{'killed, ' if self.is_here else ''}last heard of {ago}"
         elif self.state == "failed":
             state = f"failed {ago} ({self.reason})"
         else:

@@ -11,7 +11,7 @@ from eagle3_pipeline.samples.sample import REJECTED
 
 @dataclass(frozen=True, kw_only=True)
 class Vitals:
-    """What is done, how fast, what went wrong, how long it may take; of this call where not said otherwise."""
+    """What is done, how fast, what went wrong, how long it may take; of this call unless it is said."""
 
     total: int
     """Turns to be answered, with those of earlier calls."""
