@@ -1,10 +1,13 @@
 """prompts: what the target will be asked."""
 
+from typing import Any
+
 import dagster as dg
 
 from assets.identity import identity
 from assets.outcome import outcome
 from assets.step import step
+from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.selection import make_prompts
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage
@@ -21,6 +24,15 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         with step():
-            return outcome(lineage.prompts(), make_prompts(lineage))
+            manifest = make_prompts(lineage)
+            return outcome(lineage.prompts(), manifest, **_tables(manifest))
 
     return prompts
+
+
+def _tables(manifest: Manifest) -> dict[str, Any]:
+    """What became of the rows, by reason and by source: tables in place of the facts of these names."""
+    return {
+        name: dg.MetadataValue.table([dg.TableRecord(line) for line in manifest.facts[name]])
+        for name in ("screening", "sources")
+    }

@@ -6,11 +6,19 @@
     {"messages": [{"role": "user", "content": "..."}, ...]}            OpenAI
     {"conversations": [{"from": "human", "value": "..."}, ...]}        ShareGPT
 
-Rules: what the assistant said is left out, the target answers instead. Leading system messages, and
-a column `system`, are kept. One assistant message before the first user turn (a greeting) is
-dropped. Then user and assistant take turns; anything else is rejected as `role_order`.
+Rules:
+- What the assistant said is left out, the target answers instead, turn by turn.
+- Leading system (or developer) messages, and a column `system` or `system_prompt`, are kept.
+- One assistant message before the first user turn (a greeting) is dropped. Then user and assistant take
+  turns; anything else is `role_order`.
+- A row that calls tools, answers for one or offers any (a column `tools` or `functions`) is `tool_call`:
+  what tools return is not ours to make up, and without its tools the target would be asked something else.
+- A row with images, audio or video in a turn or a column is `multimodal`: no turn is sent without them.
+- Content that is null is no text. Conversations may be JSON text, as in CSV files.
 """
 
+import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +29,7 @@ Reason = Literal[
     "role_order",  # two user turns in a row, a system message in the middle
     "unknown_role",
     "multimodal",  # images, audio, video
-    "tool_call",  # tools were called or answered: their results are not ours to make up
+    "tool_call",  # tools were offered, called or answered
     "template",  # the target's chat template refuses it
     "too_long",
     "duplicate",
@@ -29,21 +37,33 @@ Reason = Literal[
     "near_evaluation",
 ]
 
-_COLUMNS = ("conversations", "messages", "turns", "instruction", "prompt", "question", "text")
+_CONVERSATION_COLUMNS = ("conversations", "conversation", "messages", "turns")
+_COLUMNS = (*_CONVERSATION_COLUMNS, "instruction", "prompt", "question", "text")
+_SYSTEM_COLUMNS = ("system", "system_prompt")
 _MEDIA_COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
+_TOOL_COLUMNS = ("tools", "functions")
+COMPANION_COLUMNS = (*_SYSTEM_COLUMNS, *_MEDIA_COLUMNS, *_TOOL_COLUMNS, "input", "kind")
+"""Columns that count beside the one with the prompt."""
+
 _ROLES = {
     "user": ("user", "human"),
-    "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard"),
-    "system": ("system",),
-    "tool": ("tool",),
+    "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard", "model"),
+    "system": ("system", "developer"),
+    "tool": (
+        *("tool", "function", "observation", "ipython"),
+        *("function_call", "tool_call", "function_response", "tool_response"),
+    ),
 }
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call")
 
 
 class RowRejected(Exception):
     """A row that gives no prompt: the reason that is counted, a detail for people. It never ends the step."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
+        detail = detail.encode(errors="backslashreplace").decode()  # it quotes a row, and goes into a file
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
@@ -60,17 +80,17 @@ class ParsedPrompt:
 def parse(row: Any, column: str | None = None) -> ParsedPrompt:
     """What the user says in a row; raises RowRejected."""
     if not isinstance(row, dict):
-        raise RowRejected("malformed", f"expected an object, found {row!r:.80}")
-    for name in _MEDIA_COLUMNS:
-        if name != column and row.get(name):
-            raise RowRejected("multimodal", f"column {name}")
+        raise RowRejected("malformed", f"expected an object, found {_shown(row)}")
     name = column or _recognise(row)
+    _check_companions(row, name)
     if name not in row:
         raise RowRejected("malformed", f"no column {name!r}, there are: {', '.join(row)}")
     value = row[name]
-    if name == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str):
-        value = "\n\n".join(part for part in (value, row["input"]) if part.strip())
-    systems = [row["system"]] if isinstance(row.get("system"), str) and name != "system" else []
+    if name == "instruction" and isinstance(value, str):
+        value = "\n\n".join(part for part in (value, _text(row.get("input"), "column input")) if part.strip())
+    if name in _CONVERSATION_COLUMNS and isinstance(value, str) and value.strip():
+        value = _decode(value, name)
+    systems = [_text(row.get(one), f"column {one}") for one in _SYSTEM_COLUMNS if one != name]
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         more, turns = _from_messages(value)
         systems += more
@@ -87,12 +107,23 @@ def parse(row: Any, column: str | None = None) -> ParsedPrompt:
 
 
 def _recognise(row: dict[str, Any]) -> str:
+    """The first known column with something in it."""
     present = [name for name in _COLUMNS if name in row]
     if not present:
         raise RowRejected(
             "malformed", f"none of the columns {', '.join(_COLUMNS)}, there are: {', '.join(row)}"
         )
-    return next((name for name in present if row[name] is not None), present[0])
+    return next((name for name in present if row[name]), present[0])
+
+
+def _check_companions(row: dict[str, Any], column: str) -> None:
+    """Refuse a row whose other columns hold what its prompt speaks of or works with."""
+    for name in _MEDIA_COLUMNS:
+        if name != column and row.get(name):
+            raise RowRejected("multimodal", f"column {name}")
+    for name in _TOOL_COLUMNS:
+        if name != column and _is_some(row.get(name)):
+            raise RowRejected("tool_call", f"tools in column {name}")
 
 
 def _from_messages(messages: Sequence[Any]) -> tuple[list[str], list[Any]]:
@@ -117,12 +148,12 @@ def _from_messages(messages: Sequence[Any]) -> tuple[list[str], list[Any]]:
 
 def _role_and_content(message: Any) -> tuple[str, Any]:
     if not isinstance(message, dict):
-        raise RowRejected("malformed", f"expected a message, found {message!r:.80}")
+        raise RowRejected("malformed", f"expected a message, found {_shown(message)}")
     name = message.get("role") or message.get("from")
     role = _ROLE_OF.get(name.strip().lower()) if isinstance(name, str) else None
     if role is None:
-        raise RowRejected("unknown_role", f"{name!r:.40}")
-    if role == "tool" or message.get("tool_calls") or message.get("function_call"):
+        raise RowRejected("unknown_role", f"{_shown(name)}")
+    if role == "tool" or _is_some(message.get("tool_calls")) or _is_some(message.get("function_call")):
         raise RowRejected("tool_call", f"in a message of the {role}")
     content = message.get("content")
     return role, message.get("value") if content is None else content
@@ -142,17 +173,43 @@ def _text(content: Any, what: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RowRejected("malformed", f"{what}: expected text, found {content!r:.80}")
+        raise RowRejected("malformed", f"{what}: expected text, found {_shown(content)}")
     parts = []
     for part in content:
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        kind = (part.get("type") or "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
-        if kind not in ("text", "input_text"):
-            raise RowRejected("multimodal", f"{what}: a part of type {kind!r:.40}")
+        if kind in _TOOL_PARTS:
+            raise RowRejected("tool_call", f"{what}: a part of type {kind}")
+        if kind not in _TEXT_PARTS:
+            raise RowRejected("multimodal", f"{what}: a part of type {_shown(kind)}")
         if not isinstance(text, str):
-            raise RowRejected("malformed", f"{what}: expected a part with text, found {part!r:.80}")
+            raise RowRejected("malformed", f"{what}: expected a part with text, found {_shown(part)}")
         parts.append(text)
     return "\n".join(parts)
+
+
+def _decode(text: str, column: str) -> list[Any]:
+    """A conversation that is stored as JSON text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list):
+        raise RowRejected("malformed", f"column {column}: expected a list of turns, found {_shown(text)}")
+    return value
+
+
+def _is_some(tools: Any) -> bool:
+    """Whether there are tools; many datasets keep them as JSON text, "[]" where there are none."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            tools = tools.strip()
+    return bool(tools)
+
+
+_shown = reprlib.repr  # a few words of whatever it is, however long or deep
 
 
 def _is_unicode(text: str) -> bool:

@@ -2,16 +2,16 @@
 
 <prompts>/prompts.jsonl     one Prompt a line; a smaller count is a prefix of a larger one
           rejected.jsonl    {"where": "file:row", "reason": ..., "detail": ...}
-          manifest.json     facts: count, rows_in = kept + rejected, rejected by reason, shards: digest of
-                            the prompts of each, which is all that its samples depend on
+          manifest.json     facts: count, rows_in = kept + rejected, rejected by reason with an example of
+                            each, sources, revisions of datasets, shards: digest of the prompts of each,
+                            which is all that its samples depend on
 """
 
-import hashlib
 import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,9 +23,10 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, Place, read_manifest
 from eagle3_pipeline.prompts.chat_length import ChatLength
 from eagle3_pipeline.prompts.evaluation import read_set
+from eagle3_pipeline.prompts.hub_dataset import pin, resolve_revision
+from eagle3_pipeline.prompts.mixture import Mixture, Strand, mix_sources
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.screening import Rejection, Screening
-from eagle3_pipeline.prompts.sources import Row, read_file, resolve_revision, stream_dataset
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.recipe.settings import Prompts
@@ -33,6 +34,7 @@ from eagle3_pipeline.recipe.settings import Prompts
 PROMPTS_NAME = "prompts.jsonl"
 REJECTED_NAME = "rejected.jsonl"
 _SECONDS_BETWEEN_NEWS = 5
+_LONGEST_DETAIL = 200  # characters in the manifest: a detail may list a hundred columns
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ def make_prompts(lineage: Lineage) -> Manifest:
         return made
     recipe = lineage.recipe
     revisions = _revisions(lineage)
-    result = _select(order_rows(recipe, revisions), make_screening(lineage), recipe.prompts.count)
+    result = _select(mix_sources(recipe, revisions), make_screening(lineage), recipe.prompts.count)
     place.folder.mkdir(parents=True, exist_ok=True)
     rejected = place.folder / REJECTED_NAME
     write_atomic(rejected, _json_lines(rejection.to_json() for rejection in result.rejected))
@@ -102,41 +104,9 @@ def make_screening(lineage: Lineage) -> Screening:
     )
 
 
-def order_rows(recipe: Recipe, revisions: dict[str, str]) -> Iterator[Row]:
-    """All rows of all sources, in the order that seed and sources fix, whatever the count.
-
-    Local rows are sorted by a hash of seed, source and row number. Streamed datasets are shuffled in
-    a buffer; they and the local rows (all as one) give a row each in turn, until all are at their end.
-    """
-    seed = recipe.prompts.seed
-    local = [
-        (hashlib.sha256(f"{seed} {index} {row.number}".encode()).digest(), row)
-        for index, source in enumerate(recipe.prompts.sources)
-        if source.path is not None
-        for row in read_file(source.path, source.column)
-    ]
-    local.sort(key=lambda pair: pair[0])
-    streams: list[Iterator[Row]] = [iter([row for _, row in local])] if local else []
-    streams += [
-        stream_dataset(source, revisions[source.dataset], seed)
-        for source in recipe.prompts.sources
-        if source.dataset is not None
-    ]
-    return _in_turn(streams)
-
-
-def _in_turn(streams: list[Iterator[Row]]) -> Iterator[Row]:
-    while streams:
-        going = []
-        for stream in streams:
-            if (row := next(stream, None)) is not None:
-                going.append(stream)
-                yield row
-        streams = going
-
-
 @dataclass
 class _Selection:
+    strands: list[Strand]
     kept: list[Prompt] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -144,26 +114,53 @@ class _Selection:
     @property
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
-            "rows_in": len(self.kept) + len(self.rejected),
+            "rows_in": self._rows_in,
             "kept": len(self.kept),
-            "rejected": dict(Counter(rejection.reason for rejection in self.rejected).most_common()),
+            "rejected": self._rejected_by_reason,
+            "screening": self._screening,
+            "sources": [strand.facts for strand in self.strands],
         }
         return {**facts, "kinds": dict(self.kinds.most_common())} if self.kinds else facts
 
     @property
     def summary(self) -> str:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in self.facts["rejected"].items())
-        return f"{len(self.kept)} kept of {self.facts['rows_in']} rows; rejected: {reasons or 'none'}"
+        reasons = ", ".join(f"{number} {reason}" for reason, number in self._rejected_by_reason.items())
+        return f"{len(self.kept)} kept of {self._rows_in} rows; rejected: {reasons or 'none'}"
+
+    @property
+    def _rows_in(self) -> int:
+        return sum(strand.taken for strand in self.strands)
+
+    @property
+    def _screening(self) -> list[dict[str, Any]]:
+        """A line per fate of rows, with the first row that met it; `rows` adds up to rows_in."""
+        first: dict[str, Rejection] = {one.reason: one for one in reversed(self.rejected)}
+        lines = [_line("kept", len(self.kept), self._rows_in)]
+        for reason, rows in self._rejected_by_reason.items():
+            example = first[reason]
+            lines.append(_line(reason, rows, self._rows_in, example.where, example.detail))
+        return lines
+
+    @property
+    def _rejected_by_reason(self) -> dict[str, int]:
+        return dict(Counter(str(one.reason) for one in self.rejected).most_common())
 
 
-def _select(rows: Iterable[Row], screening: Screening, count: int) -> _Selection:
-    result = _Selection()
+def _line(reason: str, rows: int, rows_in: int, example: str = "", detail: str = "") -> dict[str, Any]:
+    share = round(rows / rows_in, 4) if rows_in else 0.0
+    detail = detail[:_LONGEST_DETAIL]
+    return {"reason": reason, "rows": rows, "share": share, "example": example, "detail": detail}
+
+
+def _select(rows: Mixture, screening: Screening, count: int) -> _Selection:
+    result = _Selection(rows.strands)
     told = time.monotonic()
     for row in rows:
         verdict = screening.judge(row)
         if isinstance(verdict, Rejection):
             result.rejected.append(verdict)
         else:
+            rows.keep()
             result.kept.append(verdict)
             if isinstance(kind := row.value.get("kind"), str):
                 result.kinds[kind] += 1
@@ -176,17 +173,14 @@ def _select(rows: Iterable[Row], screening: Screening, count: int) -> _Selection
 
 
 def _revisions(lineage: Lineage) -> dict[str, str]:
-    """The commit of each dataset. The one of earlier prompts is kept: `main` may have moved since."""
-    place = lineage.prompts()
-    for path in sorted(place.folder.parent.glob(f"*/{MANIFEST_NAME}")):
-        made = read_manifest(path)
-        if made.inputs.get("sources") == place.inputs["sources"]:
-            return dict(made.facts["revisions"])
-    return {
-        source.dataset: resolve_revision(source)
-        for source in lineage.recipe.prompts.sources
-        if source.dataset is not None
+    """The commit of each dataset. Earlier prompts keep theirs: `main` may have moved since."""
+    known: dict[str, str] = {}
+    for path in sorted(lineage.prompts().folder.parent.glob(f"*/{MANIFEST_NAME}")):
+        known |= read_manifest(path).facts["revisions"]
+    datasets = {
+        pin(source): source for source in lineage.recipe.prompts.sources if source.dataset is not None
     }
+    return {name: known.get(name) or resolve_revision(source) for name, source in datasets.items()}
 
 
 def _too_few(recipe: Recipe, result: _Selection, rejected: Path) -> str:

@@ -1,4 +1,4 @@
-"""Rows of prompt sources: local .jsonl, .json, .parquet, .csv files and streamed Hugging Face datasets."""
+"""Rows of local .jsonl, .json, .parquet and .csv files."""
 
 import csv
 import json
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.recipe.settings import PromptSource
 
 _LONGEST_CSV_FIELD = 1 << 30  # the csv module's own limit, 128 KiB, is shorter than a pasted document
-_SHUFFLE_BUFFER_ROWS = 10_000  # of a streamed dataset; about 50 MB of conversations
 
 
 @dataclass(frozen=True)
@@ -37,38 +35,6 @@ def read_file(path: Path, column: str | None = None) -> list[Row]:
     if not path.is_file():
         raise BadInput(f"no file {path}, which the recipe names. Paths are relative to the recipe's folder.")
     return [Row(path.name, number, value, column) for number, value in readers[path.suffix](path)]
-
-
-def resolve_revision(source: PromptSource) -> str:
-    """The commit that a dataset's revision stands for now; raises BadInput."""
-    from huggingface_hub import HfApi
-
-    try:
-        commit = HfApi().dataset_info(str(source.dataset), revision=source.revision).sha
-    except Exception as error:  # of the hub, its transport and its cache: some twenty classes
-        raise _unreadable(source, error) from error
-    return commit or source.revision
-
-
-def stream_dataset(source: PromptSource, revision: str, seed: int) -> Iterator[Row]:
-    """Rows of a dataset at a commit, shuffled by `seed` in a buffer while they stream; raises BadInput."""
-    import datasets
-
-    try:
-        dataset = datasets.load_dataset(source.dataset, revision=revision, split=source.split, streaming=True)
-    except Exception as error:
-        raise _unreadable(source, error) from error
-    shuffled = dataset.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER_ROWS)
-    for number, value in enumerate(shuffled, start=1):
-        yield Row(str(source.dataset), number, value, source.column)
-
-
-def _unreadable(source: PromptSource, error: Exception) -> BadInput:
-    return BadInput(
-        f"dataset {source.dataset}, revision {source.revision}, split {source.split} cannot be read: "
-        f"{type(error).__name__}: {error}. Check the names, the network and HF_TOKEN, or download it and "
-        "give its path."
-    )
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:

@@ -54,6 +54,17 @@ def _share_gpt(*turns: tuple[str, Any], **row: Any) -> dict[str, Any]:
         (_messages(("user", [{"type": "text", "text": "One"}, "two"])), ("One\ntwo",), None),
         (_messages(("user", [{"type": "text", "text": "One", "image_url": None}])), ("One",), None),
         ({"prompt": "Draw", "image": None, "images": []}, ("Draw",), None),
+        ({"conversation": [{"role": "user", "content": "Hi"}]}, ("Hi",), None),
+        ({"messages": "", "prompt": "Hi"}, ("Hi",), None),
+        ({"turns": '["One", "Two"]'}, ("One", "Two"), None),
+        ({"messages": '[{"role": "user", "content": "Hi"}]'}, ("Hi",), None),
+        ({"question": "Hi?", "system_prompt": "Be kind."}, ("Hi?",), "Be kind."),
+        ({"prompt": "Hi", "system": [{"type": "text", "text": "Be kind."}]}, ("Hi",), "Be kind."),
+        (_messages(("developer", "Be kind."), ("user", "Hi"), ("model", "Yes?")), ("Hi",), "Be kind."),
+        (_messages(("user", "Hi"), ("assistant", [{"type": "output_text", "text": "."}])), ("Hi",), None),
+        (_messages(("user", [{"type": None, "text": "One"}])), ("One",), None),
+        (_messages(("user", "Hi"), tools="[]", functions=None), ("Hi",), None),
+        (_messages(("user", "Hi"), tools=" ", functions="null"), ("Hi",), None),
     ],
 )
 def test_every_turn_and_the_system_message_are_kept(
@@ -67,7 +78,7 @@ def test_every_turn_and_the_system_message_are_kept(
     [
         ("half a line", "malformed", "expected an object, found 'half a line'"),
         (None, "malformed", "expected an object, found None"),
-        ({"title": "x"}, "malformed", "none of the columns conversations, messages, .* there are: title"),
+        ({"title": "x"}, "malformed", "none of the columns conversations, .* there are: title"),
         ({"prompt": 3}, "malformed", "user turn 1: expected text, found 3"),
         ({"prompt": {"a": 1}}, "malformed", "user turn 1: expected text"),
         ({"prompt": "\ud800"}, "malformed", "a lone surrogate"),
@@ -77,7 +88,13 @@ def test_every_turn_and_the_system_message_are_kept(
             "expected a message, found 'Hi'",
         ),
         (_messages(("user", [{"type": "text"}])), "malformed", "user turn 1: expected a part with text"),
+        ({"messages": "Hi"}, "malformed", "column messages: expected a list of turns, found 'Hi'"),
+        ({"messages": '{"role": "user"}'}, "malformed", "column messages: expected a list of turns"),
+        ({"conversations": "[" * 100_000}, "malformed", "column conversations: expected a list of turns"),
+        ({"prompt": "Hi", "system": 3}, "malformed", "column system: expected text, found 3"),
+        ({"instruction": "Add", "input": {"a": 1}}, "malformed", "column input: expected text"),
         ({"prompt": None}, "empty", "user turn 1"),
+        ({"messages": ""}, "empty", "user turn 1"),
         ({"prompt": " \n"}, "empty", "user turn 1"),
         ({"turns": []}, "empty", "no user turn"),
         ({"turns": ["One", ""]}, "empty", "user turn 2"),
@@ -109,6 +126,27 @@ def test_every_turn_and_the_system_message_are_kept(
             "tool_call",
             "in a message of the assistant",
         ),
+        *(
+            (
+                _messages(("user", "a"), ("assistant", "b"), (role, "c")),
+                "tool_call",
+                "in a message of the tool",
+            )
+            for role in ("function", "observation", "ipython", "function_call", "tool_call", "tool_response")
+        ),
+        (_messages(("user", "a"), tools=[{"name": "clock"}]), "tool_call", "tools in column tools"),
+        (_messages(("user", "a"), tools='[{"name": "clock"}]'), "tool_call", "tools in column tools"),
+        ({"prompt": "a", "functions": "def clock(): ..."}, "tool_call", "tools in column functions"),
+        (
+            _messages(("user", [{"type": "tool_result", "content": "4"}])),
+            "tool_call",
+            "a part of type tool_result",
+        ),
+        (
+            _messages(("user", "a"), ("assistant", [{"type": "tool_use"}])),
+            "tool_call",
+            "a part of type tool_use",
+        ),
     ],
 )
 def test_a_row_without_a_usable_prompt_has_a_reason(row: Any, reason: str, detail: str) -> None:
@@ -125,6 +163,11 @@ def test_a_named_column_is_taken_even_if_another_would_be_recognised() -> None:
         parse({**row, "image": None}, "asks")
 
 
+def test_empty_lists_of_tool_calls_as_parquet_files_have_them_call_nothing() -> None:
+    message = {"content": "Hi", "tool_calls": [], "function_call": None}
+    assert parse({"messages": [{"role": "user", **message}], "tools": []}).turns == ("Hi",)
+
+
 _keys = st.sampled_from(["role", "from", "content", "value", "type", "text", "tool_calls", "user", "system"])
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text("ab <\n", max_size=5),
@@ -132,7 +175,7 @@ _values = st.recursive(
     max_leaves=8,
 )
 _columns = st.sampled_from(
-    ["prompt", "turns", "messages", "conversations", "instruction", "input", "image", "system"]
+    ["prompt", "turns", "messages", "conversations", "instruction", "input", "image", "system", "tools"]
 )
 
 

@@ -1,4 +1,4 @@
-"""Rows as they stand in local files of four formats, and in streamed datasets."""
+"""Rows as they stand in local files of four formats."""
 
 import csv
 import json
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.prompts.sources import Row, read_file, resolve_revision, stream_dataset
-from eagle3_pipeline.recipe.settings import PromptSource
+from eagle3_pipeline.prompts.sources import Row, read_file
 
 _ROWS: list[dict[str, Any]] = [
     {"prompt": "Grüß Gott", "kind": "a"},
@@ -93,44 +92,3 @@ def test_a_file_that_cannot_be_read_is_named(
         (tmp_path / name).write_text(content)
     with pytest.raises(BadInput, match=message):
         read_file(tmp_path / name)
-
-
-def test_a_dataset_streams_in_an_order_that_its_seed_fixes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    _jsonl(tmp_path / "rows.jsonl", [{"prompt": str(number)} for number in range(50)])
-    local = datasets.load_dataset(
-        "json", data_files=str(tmp_path / "rows.jsonl"), split="train", streaming=True
-    )
-    asked: list[tuple[Any, dict[str, Any]]] = []
-
-    def load_dataset(name: Any, **settings: Any) -> Any:
-        asked.append((name, settings))
-        return local
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = PromptSource(dataset="someone/prompts", revision="main", split="train_sft", column="prompt")
-    first, again, other = (
-        [row.value["prompt"] for row in stream_dataset(source, "c0ffee", seed)] for seed in (1, 1, 2)
-    )
-    assert first == again
-    assert sorted(first) == sorted(other) != first != other
-    assert asked[0] == ("someone/prompts", {"revision": "c0ffee", "split": "train_sft", "streaming": True})
-    assert next(stream_dataset(source, "c0ffee", 1)).where == "someone/prompts:1"
-
-
-def test_a_dataset_that_cannot_be_reached_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
-    message = (
-        r"dataset a/b, revision main, split train cannot be read: ConnectionError: no route to host\. "
-        r"Check the names, the network and HF_TOKEN, or download it and give its path\."
-    )
-    with pytest.raises(BadInput, match=message):
-        resolve_revision(PromptSource(dataset="a/b"))

@@ -1,0 +1,123 @@
+"""A process that selects prompts from a stand-in hub and prints what came out as JSON.
+
+    python -m tests.prompts.streaming <work folder> <model folder>
+
+huggingface_hub reads its endpoint when it is imported, so the hub is there before anything else.
+"""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.hub import Hub, serve_hub
+
+MATHS = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*.parquet}
+  - {split: test, path: main/test.parquet}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train.parquet}
+  - {split: test, path: socratic/test.parquet}
+---
+"""
+
+
+def push_maths(hub: Hub, mark: str) -> str:
+    """A commit of a dataset of two subsets with two splits each; every question carries the mark."""
+    files = {"README.md": MATHS.encode()}
+    sizes = {"main/train-0": 30, "main/train-1": 30, "main/test": 6, "socratic/train": 12, "socratic/test": 5}
+    for name, size in sizes.items():
+        said = [f"{name}:{row} of {mark} asks how much {row * 7} and {row * row} are" for row in range(size)]
+        rows = [{"question": text, "answer": "never sent", "system": "Be brief."} for text in said]
+        files[f"{name}.parquet"] = _parquet(rows)
+    return hub.push("some/maths", files)
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def push_lines(hub: Hub) -> str:
+    """A commit of a dataset that is one JSONL file: conversations, images and tools beside them."""
+    said = [[{"from": "human", "value": f"Question {row}?"}] for row in range(5)]
+    rows = [{"conversations": one, "image": None, "tools": "[]"} for one in said]
+    rows[3]["image"] = {"path": "a.png"}
+    rows[4]["tools"] = '[{"name": "clock"}]'
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    return hub.push("some/chats", {"train.jsonl": lines.encode()})
+
+
+def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
+    """Everything that the tests look at."""
+    import datasets
+
+    from eagle3_pipeline.prompts.hub_dataset import stream_dataset
+    from eagle3_pipeline.recipe.settings import PromptSource
+    from tests.prompts.world import make_lineage
+
+    datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0  # else 5 s at the end of each stream
+
+    def stream(commit: str, seed: int, **source: Any) -> list[Any]:
+        one = PromptSource(**{"dataset": "some/maths", "subset": "main", **source})
+        return [[row.where, row.value] for row in stream_dataset(one, commit, seed)]
+
+    def refusal(commit: str, **source: Any) -> str:
+        try:
+            stream(commit, 0, **source)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "none"
+
+    first, chats = push_maths(hub, "first"), push_lines(hub)
+    seen: dict[str, Any] = {
+        "commits": {"first": first, "chats": chats},
+        "seeds": [stream(first, seed) for seed in (0, 0, 1)],
+        "splits": {
+            f"{subset} {split}": stream(first, 0, subset=subset, split=split)
+            for subset in ("main", "socratic")
+            for split in ("train", "test")
+        },
+        "column": stream(first, 0, split="test", column="question"),
+        "chats": stream(chats, 0, dataset="some/chats", subset=None),
+        "refusals": {
+            "split": refusal(first, split="dev"),
+            "subset": refusal(first, subset="hard"),
+            "no subset": refusal(first, subset=None),
+            "column": refusal(first, column="questions"),
+        },
+    }
+    sources = [{"dataset": "some/maths", "subset": "main"}, {"dataset": "some/chats", "weight": 0.25}]
+    from eagle3_pipeline.prompts.selection import make_prompts
+
+    seen["small"] = _made(make_lineage(folder, model, count=8, sources=sources))
+    seen["commits"]["second"] = push_maths(hub, "second")
+    seen["large"] = _made(make_lineage(folder, model, count=24, sources=sources))
+    seen["elsewhere"] = make_prompts(make_lineage(folder / "new", model, count=8, sources=sources)).facts
+    seen["asked"] = hub.asked
+    return seen
+
+
+def _made(lineage: Any) -> dict[str, Any]:
+    from eagle3_pipeline.prompts.selection import make_prompts
+
+    manifest = make_prompts(lineage)
+    lines = (lineage.prompts().folder / "prompts.jsonl").read_text().splitlines()
+    return {"facts": manifest.facts, "prompts": [json.loads(line) for line in lines]}
+
+
+if __name__ == "__main__":
+    work = Path(sys.argv[1])
+    with serve_hub() as stand_in:
+        os.environ.update(stand_in.environment(work / "hub"))
+        print(json.dumps(report(stand_in, work, Path(sys.argv[2]))), flush=True)

@@ -1,0 +1,132 @@
+"""Hugging Face datasets: real clients against a stand-in of the hub, in a process of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.prompts.hub_dataset import name_of, resolve_revision
+from eagle3_pipeline.recipe.settings import PromptSource
+
+Seen = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Seen:
+    """What tests/prompts/streaming.py reports."""
+    argv = [sys.executable, "-W", "error", "-m", "tests.prompts.streaming"]
+    argv += [str(tmp_path_factory.mktemp("streaming")), str(tiny_llama)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found: Seen = json.loads(done.stdout)
+    return found
+
+
+def _questions(rows: list[Any]) -> list[str]:
+    return [row["question"] for _, row in rows]
+
+
+def test_commit_and_seed_fix_the_order_of_a_dataset_of_several_files(seen: Seen) -> None:
+    first, again, other = (_questions(rows) for rows in seen["seeds"])
+    assert first == again
+    assert sorted(first) == sorted(other) != first != other
+    assert {text.split(":")[0] for text in first[:10]} == {"main/train-0", "main/train-1"}
+
+
+def test_rows_come_from_the_subset_and_the_split_of_the_recipe(seen: Seen) -> None:
+    sizes = {"main train": 60, "main test": 6, "socratic train": 12, "socratic test": 5}
+    assert {name: len(rows) for name, rows in seen["splits"].items()} == sizes
+    for name, rows in seen["splits"].items():
+        assert all(text.startswith(name.replace(" ", "/")) for text in _questions(rows))
+    assert seen["splits"]["socratic test"][0][0] == "some/maths/socratic:1"
+
+
+def test_of_a_named_column_only_what_a_prompt_needs_is_streamed(seen: Seen) -> None:
+    assert [sorted(row) for _, row in seen["column"]] == [["question", "system"]] * 6
+
+
+def test_a_file_of_json_lines_keeps_its_conversations(seen: Seen) -> None:
+    assert len(seen["chats"]) == 5
+    said = {row["conversations"][0]["value"] for _, row in seen["chats"]}
+    assert said == {f"Question {row}?" for row in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "split",
+            "some/maths, subset main, revision main, split dev cannot be read: ValueError: Bad split: dev. ",
+        ),
+        (
+            "subset",
+            "some/maths, subset hard, .* Available: ['main', 'socratic']. Check the names, the network",
+        ),
+        (
+            "no subset",
+            "some/maths, revision main, split train .* the available configs: ['main', 'socratic']",
+        ),
+        (
+            "column",
+            "some/maths/main has no column 'questions', there are: question, answer, system. Name one",
+        ),
+    ],
+)
+def test_a_name_that_the_dataset_lacks_is_told_with_those_it_has(seen: Seen, what: str, message: str) -> None:
+    said = " ".join(seen["refusals"][what].split())
+    start, *rest = message.split(" .* ")
+    assert said.startswith(f"BadInput: dataset {start}")
+    assert all(part in said for part in rest)
+
+
+def test_a_larger_count_takes_the_same_commit_although_main_moved_and_keeps_the_smaller_as_its_prefix(
+    seen: Seen,
+) -> None:
+    small, large = seen["small"], seen["large"]
+    commits = seen["commits"]
+    pinned = {"some/maths@main": commits["first"], "some/chats@main": commits["chats"]}
+    assert small["facts"]["revisions"] == large["facts"]["revisions"] == pinned
+    assert large["prompts"][:8] == small["prompts"]
+    assert not any("second" in turn for prompt in large["prompts"] for turn in prompt["turns"])
+    assert seen["elsewhere"]["revisions"]["some/maths@main"] == commits["second"]
+
+
+def test_weights_hold_and_tools_and_images_are_rejected_in_streams_too(seen: Seen) -> None:
+    facts = seen["large"]["facts"]
+    assert facts["rejected"] == {"multimodal": 1, "tool_call": 1}
+    kept = {one["source"]: one["kept"] for one in facts["sources"]}
+    assert kept == {"some/maths/main": 21, "some/chats": 3}  # all of the second, which had a weight of 1/4
+    assert all(
+        prompt["system"] == "Be brief." for prompt in seen["large"]["prompts"] if "asks" in prompt["turns"][0]
+    )
+
+
+def test_every_file_is_read_at_the_commit(seen: Seen) -> None:
+    files = [request for request in seen["asked"] if "/resolve/" in request]
+    assert files
+    assert not any("/resolve/main/" in request for request in files)
+
+
+def test_a_source_is_called_by_its_file_or_its_dataset_and_subset() -> None:
+    assert name_of(PromptSource(path=Path("a/b.jsonl"))) == "b.jsonl"
+    assert name_of(PromptSource(dataset="a/b")) == "a/b"
+    assert name_of(PromptSource(dataset="a/b", subset="main")) == "a/b/main"
+
+
+def test_a_dataset_that_cannot_be_reached_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
+    message = (
+        r"dataset a/b, revision main, split train cannot be read: ConnectionError: no route to host\. "
+        r"Check the names, the network and HF_TOKEN, or download it and give its path\."
+    )
+    with pytest.raises(BadInput, match=message):
+        resolve_revision(PromptSource(dataset="a/b"))
