@@ -58,6 +58,7 @@ class GenerationClient:
         self._http = httpx.AsyncClient(
             base_url=base_url,
             transport=transport,
+            # A reply comes whole, when it is complete: the silence before it lasts as long as the request.
             timeout=httpx.Timeout(connect=_CONNECT_S, read=self._limit_s, write=_WRITE_S, pool=_POOL_S),
             limits=httpx.Limits(
                 max_connections=settings.most_in_flight,
@@ -103,7 +104,7 @@ class GenerationClient:
         except (TimeoutError, httpx.ReadTimeout) as error:
             detail = f"no reply within {self._limit_s:g} s (generation.request_timeout_s)"
             raise Unanswered("timeout", detail, again=False) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise Unanswered(f"connection {type(error).__name__}", str(error), again=True) from error
 
 

@@ -4,7 +4,9 @@
 
 Only the content of an answer goes back into the conversation, never its thoughts, as chat templates
 do it at serving time. A conversation ends early at an answer that has no text or that is a loop:
-what a user says after it would answer something that was never said.
+what a user says after it would answer something that was never said. A long one runs into the server's
+context: vLLM gives a reply the room that is left, so that it ends truncated, and answers HTTP 400 when
+there is none. That turn is a refused sample, and those after it are not asked.
 """
 
 from typing import Any

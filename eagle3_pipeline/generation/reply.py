@@ -40,7 +40,7 @@ def read_reply(body: Any) -> Reply:
         reply = Reply(
             prompt_token_ids=[int(one) for one in body["prompt_token_ids"]],
             completion_token_ids=[int(one) for one in choice["token_ids"]],
-            finish_reason=str(choice["finish_reason"]),
+            finish_reason=str(choice["finish_reason"] or "abort"),  # null: it was not finished
             content=message.get("content") or "",
             # vLLM renamed reasoning_content to reasoning; a server has one of them.
             reasoning=message.get("reasoning") or message.get("reasoning_content") or "",

@@ -131,8 +131,27 @@ def test_a_status_that_speaks_of_another_server_ends_the_job_at_once(status: int
     assert len(asking.sent) == 1
 
 
+def test_connecting_writing_and_reading_each_have_a_limit() -> None:
+    found = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found.append(request.extensions["timeout"])
+        return ok(request)
+
+    Asking(answer).ask()
+    whole = SETTINGS.request_limit_s(SETTINGS.max_completion_tokens)
+    assert found == [{"connect": 10, "write": 30, "read": whole, "pool": 30}]
+    assert whole == 300 + 64 / 4
+
+
 def test_a_lost_connection_is_tried_again() -> None:
-    left = [httpx.ConnectError("refused"), httpx.RemoteProtocolError("closed")]
+    left = [
+        httpx.ConnectError("refused"),
+        httpx.RemoteProtocolError("closed"),
+        httpx.ConnectTimeout("no answer"),
+        httpx.WriteTimeout("stuck"),
+        httpx.DecodingError("not gzip"),
+    ]
 
     def answer(request: httpx.Request) -> httpx.Response:
         if left:
@@ -141,7 +160,8 @@ def test_a_lost_connection_is_tried_again() -> None:
 
     asking = Asking(answer)
     asking.ask()
-    assert asking.troubles == ["connection ConnectError", "connection RemoteProtocolError"]
+    kinds = ["ConnectError", "RemoteProtocolError", "ConnectTimeout", "WriteTimeout", "DecodingError"]
+    assert asking.troubles == [f"connection {kind}" for kind in kinds]
 
 
 def test_whoever_hears_of_trouble_can_end_it_all() -> None:
@@ -187,9 +207,37 @@ def test_a_reply_without_token_ids_says_which_server_is_wanted(missing: str) -> 
         read_reply(body)
 
 
-def test_an_aborted_request_is_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("usage", "kept"),
+    [
+        (
+            {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+            {"prompt_tokens", "completion_tokens", "total_tokens"},
+        ),
+        (
+            {"prompt_tokens": 3, "prompt_tokens_details": None, "completion_tokens_details": {"x": 1}},
+            {"prompt_tokens"},
+        ),
+        (None, set()),
+    ],
+)
+def test_the_servers_counts_are_kept_and_its_details_are_not(usage: Any, kept: set[str]) -> None:
+    found = read_reply(chat_body() | {"usage": usage}).usage
+    assert found.keys() == kept
+    assert all(found[name] == usage[name] for name in kept)
+
+
+@pytest.mark.parametrize("reason", ["abort", None])
+def test_an_aborted_request_is_tried_again(reason: str | None) -> None:
     aborted = chat_body()
-    aborted["choices"][0]["finish_reason"] = "abort"
-    asking = Asking(then_ok(httpx.Response(200, json=aborted), httpx.Response(200, text='{"cut')))
+    aborted["choices"][0]["finish_reason"] = reason
+    asking = Asking(then_ok(httpx.Response(200, json=aborted)))
     asking.ask()
-    assert asking.troubles == ["aborted", "broken JSON"]
+    assert asking.troubles == ["aborted"]
+
+
+@pytest.mark.parametrize("body", [b'{"cut', b"", b"<html>", b'{"a": "\xff"}'])
+def test_a_broken_body_is_tried_again(body: bytes) -> None:
+    asking = Asking(then_ok(httpx.Response(200, content=body)))
+    asking.ask()
+    assert asking.troubles == ["broken JSON"]
