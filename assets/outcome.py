@@ -1,4 +1,4 @@
-"""From a manifest to what Dagster shows: metadata, data version, the event of each finished shard."""
+"""From a manifest to what Dagster shows: metadata, data version, events of shards and of a step at work."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +7,13 @@ from typing import Any
 import dagster as dg
 
 from assets.identity import asset_key, partition_key
+from eagle3_pipeline.generation.vitals import Vitals
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
+
+# Hundreds of numbers, which an asset shows as pictures.
+_BULKY = {"server_history"}
 
 
 def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:
         "digest": manifest.digest[:12],
         "fingerprint": manifest.fingerprint[:12],
         "commit": manifest.made_by.get("commit", "unknown"),
-        **{name: _value(value) for name, value in manifest.facts.items()},
+        **{name: _value(value) for name, value in manifest.facts.items() if name not in _BULKY},
     }
 
 
@@ -52,6 +56,25 @@ def announce(
         context.add_asset_metadata(values, asset_key=asset, partition_key=key)
 
     return on_shard
+
+
+def observe(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Callable[[Vitals], None]:
+    """A callback that notes how a step at work is doing, each time that another whole percent is done.
+
+    What earlier attempts did counts as done, so that all attempts of a run together note it a hundred times
+    at most.
+    """
+    noted = -1
+
+    def on_pulse(vitals: Vitals) -> None:
+        nonlocal noted
+        if noted < 0:
+            noted = vitals.percent(vitals.before)
+        if vitals.percent(vitals.done) > noted:
+            noted = vitals.percent(vitals.done)
+            context.log_event(dg.AssetObservation(key, metadata={**vitals.numbers(), "pulse": vitals.line()}))
+
+    return on_pulse
 
 
 def range_outcome(manifests: list[Manifest]) -> dg.MaterializeResult:

@@ -46,6 +46,10 @@ class Vitals:
         """Turns that have their reply."""
         return self.before + self.replies
 
+    def percent(self, turns: int) -> int:
+        """The whole percent of all turns that so many are."""
+        return 100 * turns // max(self.total, 1)
+
     def share(self, *verdicts: str) -> float:
         """The share of this call's replies that have one of these verdicts."""
         return sum(self.verdicts.get(one, 0) for one in verdicts) / max(self.replies, 1)

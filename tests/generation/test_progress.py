@@ -159,10 +159,11 @@ def test_errors_are_counted_by_reason_and_turns_that_are_dropped_leave_the_total
     for reason in ("timeout", "HTTP 503", "HTTP 503"):
         pulse.failed(reason)
     pulse.dropped(2)
-    for name, verdict in (("a", "truncated"), ("b", "degenerate"), ("c", "good"), ("d", "good")):
-        pulse.sent(name)
+    verdicts: list[Verdict] = ["truncated", "degenerate", "good", "good"]
+    for verdict in verdicts:
+        pulse.sent("x")
         clock.now += 1
-        answer(pulse, name, 50, verdict)
+        answer(pulse, "x", 50, verdict)
     line = pulse.vitals().line()
     assert line.startswith("4/12,008 replies, 0 in flight, ")
     assert "25.0% truncated, 25.0% rejected, errors: 2 x HTTP 503, 1 x timeout" in line

@@ -13,10 +13,12 @@ import pytest
 
 from assets import acceptance_report, draft_checkpoint, synthetic_samples
 from assets.identity import asset_key, identity, partition_key, shard_partitions, shards_of
-from assets.outcome import announce, metadata, outcome, range_outcome
+from assets.outcome import announce, metadata, observe, outcome, range_outcome
 from assets.step import step
 from eagle3_pipeline import errors
 from eagle3_pipeline.errors import DamagedFile, Eagle3Error, QualityError, ServerDied
+from eagle3_pipeline.generation.lengths import Bounds
+from eagle3_pipeline.generation.vitals import Vitals
 from eagle3_pipeline.manifest import FileEntry, Manifest, Place
 from eagle3_pipeline.recipe import Recipe, load_recipe
 from resources.console import news_logger
@@ -104,6 +106,95 @@ def test_a_picture_is_markdown_that_carries_a_png(module: Any, facts: dict[str, 
     pictures = module._pictures(_manifest("any", **facts))
     assert set(pictures) == {name}
     assert _png_of(pictures[name]).startswith(PNG)
+
+
+HISTORY = {
+    "seconds": [0.0, 5.0],
+    "limit": [64.0, 72.0],
+    "running": [60.0, 70.0],
+    "waiting": [0.0, 2.0],
+    "tokens_per_second": [0.0, 900.0],
+    "kv_cache_usage": [0.0, 0.4],
+}
+
+
+@pytest.mark.parametrize(
+    "history", [HISTORY, {}, {name: [] for name in HISTORY}], ids=["measured", "none", "no rows"]
+)
+def test_what_the_server_showed_is_two_pictures_and_no_heap_of_numbers(
+    history: dict[str, list[float]], tmp_path: Path
+) -> None:
+    lengths = {"edges": [0, 8], "counts": [3]}
+    manifest = _manifest("synthetic_samples", completion_lengths=lengths, server_history=history)
+    pictures = synthetic_samples._pictures(manifest)
+    wanted = {"in_flight_plot", "speed_plot"} if history is HISTORY else set()
+    assert set(pictures) == {"completion_length_plot"} | wanted
+    assert all(_png_of(picture).startswith(PNG) for picture in pictures.values())
+    assert "server_history" not in metadata(manifest, tmp_path)
+
+
+# --- observations
+
+
+def _vitals(done: int, before: int = 0, total: int = 25_000) -> Vitals:
+    return Vitals(
+        total=total,
+        before=before,
+        in_flight=200,
+        server_starts=False,
+        verdicts={"good": done - before},
+        errors={},
+        requests_per_second=2.1,
+        tokens_per_second=3000.0,
+        requests_per_second_mean=2.0,
+        tokens_per_second_mean=2900.0,
+        mean_length=1402.0,
+        corrected_length=Bounds(1655.0, 1655.0),
+        seconds_left=Bounds(4000.0, 6000.0),
+    )
+
+
+def _observations(attempts: list[list[Vitals]]) -> list[dict[str, Any]]:
+    """Metadata of what is observed in a run whose attempts hear of these vitals."""
+    left = [list(beats) for beats in attempts]
+
+    @dg.asset(
+        **identity(RECIPE, "synthetic_samples", {"parquet"}),
+        partitions_def=shard_partitions(RECIPE),
+        retry_policy=dg.RetryPolicy(max_retries=len(left) - 1),
+    )
+    def sampling(context: dg.AssetExecutionContext) -> None:
+        on_pulse = observe(context, SAMPLES)
+        with step():
+            for vitals in left.pop(0):
+                on_pulse(vitals)
+            if left:
+                raise ServerDied("once more")
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert _materialize(sampling, instance)
+        records = instance.fetch_observations(SAMPLES, limit=1000).records
+    found = []
+    for record in records:
+        assert record.asset_observation is not None
+        found.append({name: value.value for name, value in record.asset_observation.metadata.items()})
+    return found[::-1]
+
+
+def test_a_run_of_25000_beats_is_observed_a_hundred_times_in_numbers_that_can_be_plotted() -> None:
+    seen = _observations([[_vitals(done) for done in range(25_001)]])
+    assert [one["done"] for one in seen] == [250.0 * percent for percent in range(1, 101)]
+    for one in seen:
+        assert one.pop("pulse").startswith(f"{one['done']:,.0f}/25,000 replies, 200 in flight, ")
+        assert all(type(value) is float for value in one.values())
+    assert seen[0]["seconds_left_high"] == 6000
+
+
+def test_attempts_of_one_run_share_the_hundred() -> None:
+    first = [_vitals(done, total=400) for done in range(0, 203)]
+    second = [_vitals(done, before=202, total=400) for done in range(202, 401)]
+    done = [one["done"] for one in _observations([first, second])]
+    assert len(done) == len(set(done)) == 100
 
 
 # --- partitions
