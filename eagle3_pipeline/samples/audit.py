@@ -105,7 +105,8 @@ def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer
         if one.verdict != "refused":
             lengths.append(len(one.completion_token_ids))
         if one.trains(lineage.recipe.generation.train_truncated):
-            trained.append((len(one.prompt_token_ids), len(one.token_ids)))
+            prompt = len(one.prompt_token_ids)
+            trained.append((prompt, prompt + len(one.completion_token_ids)))
         if number % every == 0:
             spread.append(one)
     return ShardAudit(

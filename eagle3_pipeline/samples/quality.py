@@ -72,11 +72,13 @@ class Quality:
 
     def facts(self) -> dict[str, Any]:
         """All numbers as JSON values, without the drift where there is none."""
-        drift = self.drift
+        lengths, drift = percentiles(self.lengths), self.drift
         return {
             **self.counts,
             **self.shares(),
-            **{f"completion_{name}": value for name, value in percentiles(self.lengths).items()},
+            "completion_p10": lengths["p10"],
+            "completion_p50": lengths["p50"],
+            "completion_p90": lengths["p90"],
             "completion_mean": round(sum(self.lengths) / max(len(self.lengths), 1), 1),
             "completion_longest": max(self.lengths, default=0),
             **(
@@ -106,19 +108,19 @@ def require_quality(shards: Mapping[str, Quality], bounds: Generation) -> None:
 def _shares_outside(total: Quality, shards: Mapping[str, Quality], bounds: Generation) -> Iterable[str]:
     reasons = ", ".join(f"{total.counts[verdict]} {verdict}" for verdict in REJECTED)
     found = {
-        "truncated": f"ran into generation.max_completion_tokens = {bounds.max_completion_tokens}",
-        "rejected": f"are rejected ({reasons})",
-        "degenerate": "end in a loop",
+        "truncated": f"samples ran into generation.max_completion_tokens = {bounds.max_completion_tokens}",
+        "rejected": f"samples are rejected ({reasons})",
+        "degenerate": "samples end in a loop",
     }
     for kind, what in found.items():
         setting = f"max_{kind}_share"
         share, allowed = total.share(kind), getattr(bounds, setting)
         if share > allowed:
-            of_shard = {shard: one.share(kind) for shard, one in shards.items()}
+            of_shard = {shard: one.share(kind) for shard, one in shards.items() if one.share(kind) > 0}
             worst = sorted(of_shard, key=of_shard.__getitem__, reverse=True)[:_WORST]
             named = ", ".join(f"{shard} {of_shard[shard]:.1%}" for shard in worst)
             yield (
-                f"{share:.1%} of {total.counts['samples']} samples {what}, generation.{setting} is "
+                f"{share:.1%} of {total.counts['samples']} {what}, generation.{setting} is "
                 f"{allowed:.1%} (worst: {named}): {_WAYS_OUT[kind]}"
             )
 
