@@ -1,0 +1,256 @@
+"""Finds how many requests keep a server busiest, from nothing but readings of its metrics.
+
+Throughput over the limit has one top: a server that is given more works faster until its compute is full,
+and may be slower when it is given too much. The climb doubles while throughput grows, then goes on in both
+directions with smaller steps, and keeps a step only if it brought more than noise. Queueing, preemptions
+and a full KV cache lower the limit at once. Settled, it tries its neighbours now and then, because the load
+changes: long replies pile up over hours.
+
+Pure: readings go in, a limit comes out. A reading teaches only while exactly `limit` requests are in use:
+neither a job's beginning and end nor the time in which a lowered limit takes effect.
+"""
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eagle3_pipeline.generation.concurrency import Reading
+
+START = 32
+"""Limit at the beginning: enough for any server to show its speed, too few to hurt one."""
+
+# Steps as powers of two: x 2 in the ramp, then x 1.41, then x 1.19.
+_RAMP, _STRIDE, _PROBE = 1.0, 0.5, 0.25
+# A doubling that brought less than this power of itself (x 1.5) is near the top, or beyond it.
+_STEEP = 0.6
+_GAIN = 1.01
+# A rate is of at least so many tokens, as chance and the server's steps blur fewer; a slow server has 30 s.
+_LEAST_TOKENS, _LONGEST_S = 200, 30.0
+_RATES_KEPT = 15
+# Rates that a limit must have before a small step from it is tried, and that a trial has at most.
+_FEWEST, _MOST_TRIED = 4, 10
+_APART = 1.04  # limits nearer than this are the same
+# Spread of rates before any are seen, in shares, with the weight of so many of them; and how fast it forgets.
+_SPREAD, _SPREAD_WEIGHT, _FORGET = 0.05, 4.0, 0.98
+_SURE = 1.6  # standard errors
+_REST_S, _LONGEST_REST_S = 45.0, 180.0
+_FULL_CACHE, _ROOMY_CACHE = 0.95, 0.93
+_CEILING_S = 120.0
+_LONGEST_INTAKE = 15  # readings in which a queue may shrink by itself, as the server takes in new requests
+
+
+class Climb:
+    """The limit of one server's life. `most` bounds it."""
+
+    def __init__(self, most: int) -> None:
+        self.limit = min(START, most)
+        self._most = most
+        self._best = _Level(self.limit)
+        self._trial: _Level | None = None
+        self._step, self._upwards = _RAMP, True
+        self._below: _Level | None = None
+        self._above: _Level | None = None
+        self._rest_s, self._rest_until = _REST_S, 0.0
+        self._ceiling, self._ceiling_until = most, 0.0
+        self._spread = _Spread()
+        self._last: Reading | None = None
+        self._is_new, self._intake = True, 0
+        self._tokens = self._seconds = 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is settled for now, so that readings may be fewer."""
+        return self._last is not None and self._last.at < self._rest_until
+
+    def look(self, reading: "Reading", in_use: int) -> int:
+        """Take a reading, with the requests that are out at that moment; returns the limit from now on."""
+        last, self._last = self._last, reading
+        if in_use != self.limit or last is None:
+            self._settle()
+        elif self._is_new:
+            self._is_new = False  # the first reading shows the change itself
+        else:
+            takes_in = self._takes_in(reading, last)
+            lower = self._relief(reading, last, takes_in)
+            if lower < self.limit:
+                self._give_way(lower, reading)
+            elif not takes_in and (rate := self._rate(reading, reading.at - last.at)) is not None:
+                self._learn(rate, reading)
+        return self.limit
+
+    def _takes_in(self, reading: "Reading", last: "Reading") -> bool:
+        """Whether the server is still taking in the requests that a raise brought it."""
+        shrinks = 0 < reading.waiting < last.waiting and reading.running > last.running
+        self._intake = self._intake + 1 if shrinks else 0
+        return shrinks and self._intake < _LONGEST_INTAKE
+
+    def _relief(self, reading: "Reading", last: "Reading", takes_in: bool) -> int:
+        """The limit that relieves the server of what its metrics show; the present one if that is nothing."""
+        running = min(self.limit, max(reading.running, 1))
+        limit = self.limit
+        if reading.preemptions > 0:
+            limit = min(limit, running * 4 // 5)
+        if reading.kv_cache_usage >= _FULL_CACHE:
+            limit = min(limit, int(running * _ROOMY_CACHE / reading.kv_cache_usage))
+        if min(reading.waiting, last.waiting) > 0 and not takes_in:
+            # Those that wait take the place of one that ends at once; more would only wait longer.
+            most_running = max(reading.running, last.running, 1)
+            limit = min(limit, most_running + max(1, most_running // 16))
+        return max(1, limit)
+
+    def _give_way(self, lower: int, reading: "Reading") -> None:
+        self._ceiling = max(lower, min(self.limit, reading.running) * 19 // 20)
+        self._ceiling_until = reading.at + _CEILING_S
+        self._step = min(self._step, _STRIDE)
+        if self._trial is not None and lower > self._best.limit:
+            self._try(lower)  # what is left of the trial is still a raise
+        else:
+            self._trial, self._best = None, _Level(lower)
+            self._below, self._above, self._upwards = None, None, False
+            self._go(lower)
+
+    def _rate(self, reading: "Reading", seconds: float) -> float | None:
+        """Tokens per second over as many readings as it takes, or None until there are enough."""
+        self._tokens += reading.tokens_per_second * seconds
+        self._seconds += seconds
+        if self._tokens < _LEAST_TOKENS and self._seconds < _LONGEST_S:
+            return None
+        rate = self._tokens / self._seconds
+        self._tokens = self._seconds = 0.0
+        return rate
+
+    def _learn(self, rate: float, reading: "Reading") -> None:
+        level = self._best if self._trial is None or self.limit == self._best.limit else self._trial
+        level.rates.append(rate)
+        self._spread.add(level)
+        if self._trial is not None:
+            self._judge(self._trial, self._best)
+        if self._trial is None and reading.at >= self._rest_until and self._is_known(self._best):
+            self._search(reading)
+
+    def _is_known(self, level: "_Level") -> bool:
+        return len(level.rates) >= (_FEWEST if self._step <= _PROBE else 1)
+
+    def _judge(self, trial: "_Level", best: "_Level") -> None:
+        """Keep the trial, or take it back, or wait for more rates."""
+        gain = trial.mean / best.mean if best.mean > 0 else math.inf
+        doubt = _SURE * self._spread.error_of(trial, best)
+        enough = len(trial.rates) >= _MOST_TRIED and len(best.rates) >= _FEWEST
+        if gain * (1 - doubt) > _GAIN or (enough and gain > _GAIN):
+            self._best, self._trial, self._rest_s = trial, None, _REST_S
+            self._remember_worse(best)
+            is_steep = math.log(gain) > _STEEP * abs(math.log(trial.limit / best.limit))
+            if self._step == _RAMP and not is_steep:
+                self._step = _STRIDE
+                self._upwards = False
+        elif gain * (1 + doubt) < _GAIN or enough:
+            self._trial = None
+            self._remember_worse(trial)
+            if gain * (1 + doubt) > 1 / _GAIN and self._step > _PROBE:
+                self._step /= 2  # as good: the top is between the two, or all is flat
+            else:
+                self._upwards = trial.limit < best.limit
+                self._step = min(self._step, _STRIDE)
+        elif self.limit == trial.limit and len(trial.rates) >= max(_FEWEST, 2 * len(best.rates)):
+            self._go(best.limit)  # they are close, and the best is known less well than the trial
+        elif self.limit == best.limit and len(best.rates) >= len(trial.rates):
+            self._go(trial.limit)
+        if self._trial is None and not self._is_known(self._best):
+            self._go(self._best.limit)
+
+    def _remember_worse(self, level: "_Level") -> None:
+        """The top lies between the nearest limits that were worse."""
+        if level.limit < self._best.limit:
+            self._below = level
+        else:
+            self._above = level
+
+    def _search(self, reading: "Reading") -> None:
+        """Try the next limit, or rest when there is none left to try."""
+        while self._step >= _PROBE:
+            for upwards in (self._upwards, not self._upwards):
+                limit = self._neighbour(upwards, reading)
+                if limit is not None:
+                    self._try(limit)
+                    return
+            self._step /= 2
+        self._rest_until = reading.at + self._rest_s
+        self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+        if (top := self._top()) != self._best.limit:
+            self._best = _Level(top)
+        self._step, self._upwards = _PROBE, True
+        self._below = self._above = None
+        self._go(self._best.limit)
+
+    def _top(self) -> int:
+        """Where a parabola through the best rate and its two neighbours has its top: finer than any step."""
+        below, best, above = self._below, self._best, self._above
+        if below is None or above is None or min(below.mean, above.mean) <= 0:
+            return best.limit
+        left, right = math.log(best.limit / below.limit), math.log(above.limit / best.limit)
+        rise, fall = math.log(best.mean / below.mean) / left, math.log(best.mean / above.mean) / right
+        if rise + fall <= 0:
+            return best.limit
+        shift = (rise * right - fall * left) / (rise + fall) / 2
+        return round(best.limit * math.exp(min(right / 2, max(-left / 2, shift))))
+
+    def _neighbour(self, upwards: bool, reading: "Reading") -> int | None:
+        """The limit one step away, or None where it must not or need not be tried."""
+        here = self._best.limit
+        if not upwards:
+            limit = min(here - 1, round(here / 2**self._step))
+            near = self._below is not None and limit <= self._below.limit * _APART
+            return None if near or limit < 1 else limit
+        most = float(self._ceiling if reading.at < self._ceiling_until else self._most)
+        if reading.kv_cache_usage > 0:
+            most = min(most, reading.running * _ROOMY_CACHE / reading.kv_cache_usage)
+        limit = int(min(most, max(here + 1, round(here * 2**self._step))))
+        near = self._above is not None and limit * _APART >= self._above.limit
+        return None if near or limit <= here or reading.waiting > 0 else limit
+
+    def _try(self, limit: int) -> None:
+        self._trial = _Level(limit)
+        self._go(limit)
+
+    def _go(self, limit: int) -> None:
+        if limit != self.limit:
+            self.limit = limit
+            self._settle()
+
+    def _settle(self) -> None:
+        self._is_new = True
+        self._tokens = self._seconds = 0.0
+
+
+class _Level:
+    """The newest rates at one limit, in tokens per second."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.rates: deque[float] = deque(maxlen=_RATES_KEPT)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.rates) / len(self.rates)
+
+
+class _Spread:
+    """How much rates at one limit differ by chance, in shares of their mean."""
+
+    def __init__(self) -> None:
+        self._weight = _SPREAD_WEIGHT
+        self._squares = _SPREAD_WEIGHT * _SPREAD**2
+
+    def add(self, level: _Level) -> None:
+        """Take the newest rate of a level, against those before it."""
+        *before, newest = level.rates
+        if before and (mean := sum(before) / len(before)) > 0:
+            # Against a mean of few, a difference is larger by chance.
+            share = (newest / mean - 1) ** 2 * len(before) / (len(before) + 1)
+            self._weight = self._weight * _FORGET + 1
+            self._squares = self._squares * _FORGET + share
+
+    def error_of(self, one: _Level, other: _Level) -> float:
+        """The standard error of the ratio of two means."""
+        return math.sqrt(self._squares / self._weight * (1 / len(one.rates) + 1 / len(other.rates)))
