@@ -55,7 +55,7 @@ class Retokenizer:
 
     def _changes(self, ids: list[int]) -> bool:
         text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) != ids
+        return list(self._tokenizer.encode(text, add_special_tokens=False, verbose=False)) != ids
 
 
 def _body(sample: Sample) -> list[int]:
