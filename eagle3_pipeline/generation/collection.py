@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, ExitStack
 from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import RecipeError, ServerDied, ServerStalled
 from eagle3_pipeline.generation.life import OnShard, Running, ask_all
-from eagle3_pipeline.generation.progress import Pulse, Vitals
+from eagle3_pipeline.generation.progress import Pulse
 from eagle3_pipeline.generation.shard_generation import ShardGeneration, remove_journal
+from eagle3_pipeline.generation.vitals import Vitals
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
@@ -65,21 +66,31 @@ def collect_samples(
             finished(work.name, work.finish())  # a kill came between its last reply and its manifest
         works = [work for work in works if work.name not in made]
         if works:
+            # Counted with what is left, so that the attempts of one run go on counting.
+            standing = sum(int(manifest.facts["samples"]) for manifest in made.values())
             way_out = (
                 "Recorded replies stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
                 "materialise synthetic_samples again."
             )
             with full_disk_named(lineage.folder, way_out):
-                _ask_through_deaths(lineage, works, server, finished, on_pulse)
+                _ask_through_deaths(lineage, works, standing, server, finished, on_pulse)
     return [made[shard] for shard in shards]
 
 
 def _ask_through_deaths(
-    lineage: Lineage, works: list[ShardGeneration], server: OpenServer, on_shard: OnShard, on_pulse: OnPulse
+    lineage: Lineage,
+    works: list[ShardGeneration],
+    standing: int,
+    server: OpenServer,
+    on_shard: OnShard,
+    on_pulse: OnPulse,
 ) -> None:
-    """Ask for all missing replies, with another server when one dies after it added some."""
+    """Ask for all missing replies, with another server when one dies after it added some.
+
+    `standing` is the number of samples of the other shards, which are made.
+    """
     left = sum(work.turns_left for work in works)
-    before = sum(work.recorded for work in works)
+    before = standing + sum(work.recorded for work in works)
     pulse = Pulse(before + left, before, longest=lineage.recipe.generation.max_completion_tokens)
     _logger.info(f"{left} replies in {len(works)} shards are missing; opening the generation server")
     restarts = lineage.recipe.generation.server_restarts
@@ -93,6 +104,8 @@ def _ask_through_deaths(
 
         while True:
             done = pulse.done
+            pulse.server_starts()
+            beat()
             try:
                 with server() as running:
                     ask_all(lineage, works, running, pulse, on_shard, beat)

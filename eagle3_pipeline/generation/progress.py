@@ -22,8 +22,6 @@ from eagle3_pipeline.generation.time_left import seconds_left
 from eagle3_pipeline.generation.vitals import Vitals
 from eagle3_pipeline.samples.sample import Sample
 
-__all__ = ["Pulse", "Vitals"]
-
 _WINDOW_S = 60.0
 # A reading of the server's metrics older than this is not "now".
 _FRESH_S = 15.0
