@@ -2,7 +2,7 @@
 
 It speaks what huggingface_hub and datasets really ask when a dataset is resolved and streamed:
 
-    GET  /api/datasets/<id>/revision/<revision>         commit and file list
+    GET  /api/datasets/<id>[/revision/<revision>]       commit and file list
     GET  /api/datasets/<id>/tree/<revision>/<folder>    files with sizes
     HEAD /datasets/<id>/resolve/<revision>/<path>       size, ETag and commit of a file
     GET  the same                                       its bytes, or the range that is asked
@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _ROUTE = re.compile(
-    r"/(?:api/)?datasets/(?P<id>[^/]+/[^/]+)/"
-    r"(?P<what>revision|tree|resolve)/(?P<revision>[^/]+)(?:/(?P<path>.*))?"
+    r"/(?:api/)?datasets/(?P<id>[^/]+/[^/]+)"
+    r"(?:/(?P<what>revision|tree|resolve)/(?P<revision>[^/]+)(?:/(?P<path>.*))?)?"
 )
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -88,14 +88,14 @@ class _Handler(BaseHTTPRequestHandler):
         route = _ROUTE.fullmatch(path)
         if route is None:
             return self._refuse("EntryNotFound", "no such page")
-        found = hub.find(route["id"], route["revision"])
+        found = hub.find(route["id"], route["revision"] or "main")
         if found is None:
             known = hub.find(route["id"], "main") is not None
             return self._refuse("RevisionNotFound" if known else "RepoNotFound", f"no {path}")
         commit, files = found
         if route["what"] == "resolve":
             return self._file(commit, files, route["path"])
-        if route["what"] == "revision":
+        if route["what"] in ("revision", None):
             siblings = [{"rfilename": name} for name in files]
             return self._json({"id": route["id"], "sha": commit, "siblings": siblings, "tags": []}, commit)
         folder = f"{route['path'].strip('/')}/" if route["path"] else ""

@@ -57,17 +57,29 @@ def stream_dataset(source: PromptSource, commit: str, seed: int) -> Iterator[Row
 
 
 def _project(dataset: Any, source: PromptSource) -> Any:
-    """Only the columns that say something about a prompt, media undecoded; raises BadInput without it."""
+    """Where a column is named, that one and those that count beside it; raises BadInput if there is none."""
     names = list(dataset.features)
     if source.column is None:
-        return dataset.decode(False)
+        return _undecoded(dataset)
     if source.column not in names:
         raise BadInput(
             f"dataset {name_of(source)} has no column {source.column!r}, there are: {', '.join(names)}. "
             "Name one of them as the source's column."
         )
     wanted = [name for name in names if name == source.column or name in COMPANION_COLUMNS]
-    return dataset.select_columns(wanted).decode(False)
+    return _undecoded(dataset.select_columns(wanted))
+
+
+def _undecoded(dataset: Any) -> Any:
+    """Images, audio and video as they are stored: a row is only asked whether it has any."""
+    import datasets
+
+    features = dataset.features.copy()
+    for feature in features.values():
+        element = getattr(feature, "feature", feature)  # of a list
+        if isinstance(element, datasets.Image | datasets.Audio | datasets.Video):
+            element.decode = False
+    return dataset.cast(features)
 
 
 def _unreadable(source: PromptSource, error: Exception) -> BadInput:

@@ -54,8 +54,9 @@ class Screening:
         try:
             parsed = parse(row.value, row.column)
             self._check_length(parsed)
-            self._check_evaluation(parsed)
-            self._check_duplicates(parsed, row)
+            sets = [shingles(turn) for turn in parsed.turns]
+            self._check_evaluation(parsed, sets)
+            self._check_duplicates(parsed, sets, row)
         except RowRejected as rejected:
             return Rejection(row.where, rejected.reason, rejected.detail)
         return Prompt.create(parsed.turns, system=parsed.system, source=row.source)
@@ -66,19 +67,19 @@ class Screening:
             bound = self._max_prompt_tokens
             raise RowRejected("too_long", f"{tokens} tokens, prompts.max_prompt_tokens is {bound}")
 
-    def _check_evaluation(self, parsed: ParsedPrompt) -> None:
-        for turn in parsed.turns:
+    def _check_evaluation(self, parsed: ParsedPrompt, sets: list[frozenset[int]]) -> None:
+        for turn, elements in zip(parsed.turns, sets, strict=True):
             if (name := self._held_out_texts.get(_plain(turn))) is not None:
                 raise RowRejected("near_evaluation", f"same as one of {name}")
-            if (found := self._held_out.find(shingles(turn))) is not None:
+            if (found := self._held_out.find(elements)) is not None:
                 raise RowRejected("near_evaluation", f"similarity {found[1]:.2f} to one of {found[0]}")
 
-    def _check_duplicates(self, parsed: ParsedPrompt, row: Row) -> None:
+    def _check_duplicates(self, parsed: ParsedPrompt, sets: list[frozenset[int]], row: Row) -> None:
         plain = tuple(_plain(turn) for turn in parsed.turns)
         if plain in self._texts:
             raise RowRejected("duplicate", f"same as {self._texts[plain]}")
         # Without the system message: a long one, the same in all rows, would make all of them similar.
-        elements = frozenset().union(*(shingles(turn) for turn in parsed.turns))
+        elements = frozenset().union(*sets)
         if (found := self._kept.find(elements)) is not None:
             raise RowRejected("near_duplicate", f"similarity {found[1]:.2f} to {found[0]}")
         self._texts[plain] = row.where

@@ -49,13 +49,30 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def push_lines(hub: Hub) -> str:
-    """A commit of a dataset that is one JSONL file: conversations, images and tools beside them."""
-    said = [[{"from": "human", "value": f"Question {row}?"}] for row in range(5)]
-    rows = [{"conversations": one, "image": None, "tools": "[]"} for one in said]
+    """A commit of a dataset that is one JSONL file: content of several types, images and tools beside it."""
+    contents = ["Question 0?", [{"type": "text", "text": "Question 1?"}], "Question 2?", "Look!", "How late?"]
+    rows = [
+        {"messages": [{"role": "user", "content": one}], "image": None, "tools": "[]"} for one in contents
+    ]
     rows[3]["image"] = {"path": "a.png"}
     rows[4]["tools"] = '[{"name": "clock"}]'
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     return hub.push("some/chats", {"train.jsonl": lines.encode()})
+
+
+def push_pictures(hub: Hub) -> str:
+    """A commit of a dataset of images. They are none, so that whoever decodes one fails."""
+    import datasets
+
+    features = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
+    rows = [
+        {"prompt": "Look!", "image": {"bytes": b"no picture", "path": None}},
+        {"prompt": "Hi", "image": None},
+    ]
+    table = datasets.Dataset.from_list(rows, features=features)
+    buffer = io.BytesIO()
+    table.to_parquet(buffer)
+    return hub.push("some/pictures", {"train.parquet": buffer.getvalue()})
 
 
 def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
@@ -90,6 +107,10 @@ def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
         },
         "column": stream(first, 0, split="test", column="question"),
         "chats": stream(chats, 0, dataset="some/chats", subset=None),
+        "pictures": [
+            row["image"] is not None
+            for _, row in stream(push_pictures(hub), 0, dataset="some/pictures", subset=None, column="prompt")
+        ],
         "refusals": {
             "split": refusal(first, split="dev"),
             "subset": refusal(first, subset="hard"),

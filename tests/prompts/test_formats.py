@@ -152,3 +152,21 @@ def test_rows_in_are_kept_plus_rejected_whatever_the_lines_hold(folder: Path, li
     assert len(rows) == len(kept) + len(rejected)
     for verdict in verdicts:
         json.dumps(verdict.to_json(), ensure_ascii=False).encode()
+
+
+def test_content_of_another_type_in_each_row_is_judged_row_by_row(folder: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "a.png"}}
+    contents: list[Any] = ["Hi", [{"type": "text", "text": "Ho"}], [image], [], None]
+    path = folder / "mixed.json"
+    path.write_text(json.dumps([{"messages": [{"role": "user", "content": one}]} for one in contents]))
+    verdicts = _prompts(path)
+    said = [verdict.turns[0] if isinstance(verdict, Prompt) else verdict.reason for verdict in verdicts]
+    assert said == ["Hi", "Ho", "multimodal", "empty", "empty"]
+
+
+def test_cells_that_are_missing_or_too_many_cost_no_other_row(folder: Path) -> None:
+    path = folder / "ragged.csv"
+    path.write_text("prompt,system\nOne,S\nTwo\nThree,S,more\n,S\nFive,S\n")
+    verdicts = _prompts(path)
+    said = [verdict.turns[0] if isinstance(verdict, Prompt) else verdict.reason for verdict in verdicts]
+    assert said == ["One", "Two", "malformed", "empty", "Five"]

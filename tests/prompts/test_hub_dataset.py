@@ -49,10 +49,15 @@ def test_of_a_named_column_only_what_a_prompt_needs_is_streamed(seen: Seen) -> N
     assert [sorted(row) for _, row in seen["column"]] == [["question", "system"]] * 6
 
 
-def test_a_file_of_json_lines_keeps_its_conversations(seen: Seen) -> None:
-    assert len(seen["chats"]) == 5
-    said = {row["conversations"][0]["value"] for _, row in seen["chats"]}
-    assert said == {f"Question {row}?" for row in range(5)}
+def test_content_of_several_types_in_one_file_stays_what_it_is(seen: Seen) -> None:
+    """The datasets library keeps such a column as JSON text, and could give it out as such."""
+    contents = [row["messages"][0]["content"] for _, row in seen["chats"]]
+    assert [{"type": "text", "text": "Question 1?"}] in contents
+    assert {"Question 0?", "Question 2?", "Look!", "How late?"} <= {str(one) for one in contents}
+
+
+def test_images_are_looked_for_and_never_decoded(seen: Seen) -> None:
+    assert sorted(seen["pictures"]) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,8 @@ def test_weights_hold_and_tools_and_images_are_rejected_in_streams_too(seen: See
     assert facts["rejected"] == {"multimodal": 1, "tool_call": 1}
     kept = {one["source"]: one["kept"] for one in facts["sources"]}
     assert kept == {"some/maths/main": 21, "some/chats": 3}  # all of the second, which had a weight of 1/4
+    turns = {prompt["turns"][0] for prompt in seen["large"]["prompts"]}
+    assert {f"Question {row}?" for row in range(3)} <= turns
     assert all(
         prompt["system"] == "Be brief." for prompt in seen["large"]["prompts"] if "asks" in prompt["turns"][0]
     )

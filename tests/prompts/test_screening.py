@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_pipeline.prompts.chat_length import ChatLength
-from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected
+from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected, parse
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.screening import Rejection, Screening
 from eagle3_pipeline.prompts.sources import Row
@@ -129,6 +129,35 @@ def test_tokens_are_counted_through_the_chat_template(tiny_llama: Path) -> None:
     assert one == len(length._tokenizer("Please write a short letter")["input_ids"]) + 4
     assert length(ParsedPrompt(("Please write a short letter",), "A good plan")) > one
     assert length(ParsedPrompt(("Please write a short letter", "How many eggs?"), None)) > one
+
+
+def test_what_is_rendered_has_the_system_message_and_never_the_text_none(tiny_llama: Path) -> None:
+    length = ChatLength(tiny_llama)
+    rows: list[dict[str, Any]] = [
+        {"prompt": "Why?", "system": "Be kind."},
+        {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Why?"}]},
+        {
+            "messages": [
+                {"role": "system", "content": None},
+                {"role": "user", "content": "Why?"},
+                {"role": "assistant", "content": None, "tool_calls": None},
+                {"role": "user", "content": "And then?"},
+            ],
+            "system": None,
+        },
+    ]
+    template = length._tokenizer.apply_chat_template
+    rendered: list[str] = []
+
+    def render(messages: list[dict[str, str]], **_: Any) -> list[int]:
+        rendered.append(template(messages, tokenize=False))
+        return [0]
+
+    length._tokenizer.apply_chat_template = render
+    for row in rows:
+        length(parse(row))
+    assert ["Be kind." in text for text in rendered] == [True, True, False]
+    assert all("Why?" in text and "None" not in text for text in rendered)
 
 
 def test_a_template_that_refuses_a_row_is_a_reason_and_none_at_all_is_an_error(tiny_llama: Path) -> None:
