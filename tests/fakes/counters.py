@@ -17,7 +17,7 @@ class Counters:
         self._engines = engines
         self.speculative_tokens = speculative_tokens
         source = "metrics_speculation_fresh.txt" if with_draft else "metrics_fresh.txt"
-        self._template = (_RECORDED / source).read_text().splitlines()
+        self._template = [_parsed(line) for line in (_RECORDED / source).read_text().splitlines()]
         self._values: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(engines)]
         self._next_engine = 0
 
@@ -30,6 +30,10 @@ class Counters:
     def add(self, engine: int, name: str, amount: float = 1, **labels: str) -> None:
         """Count up (or down, for gauges) the metric `name`, without its `vllm:`."""
         self._values[engine][_key(name, labels)] += amount
+
+    def put(self, engine: int, name: str, value: float) -> None:
+        """Set the gauge or the sum `name` of an engine."""
+        self._values[engine][name] = value
 
     def speculate(self, engine: int, tokens: int, acceptance: float, seed: int) -> int:
         """Count the drafts of a completion of `tokens` tokens; returns the number of steps that it took.
@@ -53,21 +57,18 @@ class Counters:
     def text(self) -> str:
         """The answer of /metrics."""
         lines: list[str] = []
-        for line in self._template:
-            found = _SAMPLE.match(line)
-            if found is None or 'engine="' not in (found["labels"] or ""):
-                lines.append(line)
+        for one in self._template:
+            if isinstance(one, str):
+                lines.append(one)
                 continue
-            labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', found["labels"]))
+            name, labels, value = one
             if "model_name" in labels:
                 labels["model_name"] = self._served_name
             if "position" not in labels:
-                lines += self._by_engine(found["name"], labels, found["value"])
+                lines += self._by_engine(name, labels, value)
             elif labels["position"] == "0":  # the recorded positions become as many as this server has
                 for position in range(self.speculative_tokens):
-                    lines += self._by_engine(
-                        found["name"], {**labels, "position": str(position)}, found["value"]
-                    )
+                    lines += self._by_engine(name, {**labels, "position": str(position)}, value)
         return "\n".join(lines) + "\n"
 
     def _by_engine(self, name: str, labels: dict[str, str], recorded: str) -> list[str]:
@@ -79,6 +80,15 @@ class Counters:
             given = ",".join(f'{key}="{text}"' for key, text in {**labels, "engine": str(engine)}.items())
             lines.append(f"{name}{{{given}}} {value}")
         return lines
+
+
+def _parsed(line: str) -> str | tuple[str, dict[str, str], str]:
+    """Name, labels and value of a sample of an engine's; any other line as it is."""
+    found = _SAMPLE.match(line)
+    if found is None or 'engine="' not in (found["labels"] or ""):
+        return line
+    labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', found["labels"]))
+    return found["name"], labels, found["value"]
 
 
 def _key(name: str, labels: dict[str, str]) -> str:

@@ -15,13 +15,13 @@ from starlette.routing import Route
 from tests.fakes.arguments import Arguments
 from tests.fakes.bodies import RefusalError, chat_body, completion_body, model_card
 from tests.fakes.counters import Counters
+from tests.fakes.engine import Engine
 from tests.fakes.faults import Faults, FaultSettings, strikes
 from tests.fakes.log import say, write_log
 from tests.fakes.states import write_states
 from tests.fakes.words import Answer, Language
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-_LOOK_S = 0.05  # how often a waiting request looks whether its client has gone
 
 
 class Endpoints:
@@ -36,6 +36,7 @@ class Endpoints:
         self._counters = Counters(
             arguments.served_name, arguments.engines, arguments.speculative_tokens, with_draft=self._draft
         )
+        self._engines = [Engine(lambda: settings.now().knee) for _ in range(arguments.engines)]
         self._slots = asyncio.Semaphore(arguments.max_num_seqs * arguments.engines)
         self._started = int(time.time())
         self._received = self._answered = self._files = 0
@@ -65,6 +66,13 @@ class Endpoints:
         return JSONResponse({"version": "0.32.0"})
 
     async def _metrics(self, request: Request) -> Response:
+        room = self._settings.now().cache_requests
+        for number, engine in enumerate(self._engines):
+            self._counters.put(number, "num_requests_running", engine.running)
+            self._counters.put(number, "generation_tokens_total", engine.tokens())
+            self._counters.put(
+                number, "kv_cache_usage_perc", min(1.0, engine.running / room) if room else 0.0
+            )
         return PlainTextResponse(self._counters.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def _models(self, request: Request) -> Response:
@@ -219,15 +227,17 @@ class Endpoints:
         with _Gauge(self._counters, engine, "num_requests_waiting"):
             await self._slots.acquire()
         try:
-            with _Gauge(self._counters, engine, "num_requests_running"):
-                steps = self._steps(engine, prompt, answer, faults)
-                seconds = faults.first_token_seconds + faults.seconds_per_token * (steps - 1)
-                await _pass_time(request, float("inf") if hangs else seconds)
+            steps = self._steps(engine, prompt, answer, faults)
+            seconds = faults.first_token_seconds + faults.seconds_per_token * (steps - 1)
+            if 0 < faults.cache_requests <= self._engines[engine].running:
+                self._counters.add(engine, "num_preemptions_total")
+            work = self._engines[engine].run(float("inf") if hangs else seconds, len(answer.token_ids))
+            with work as done:
+                await _wait(request, done)
         finally:
             self._slots.release()
         self._answered += 1
         self._counters.add(engine, "prompt_tokens_total", len(prompt))
-        self._counters.add(engine, "generation_tokens_total", len(answer.token_ids))
         self._counters.add(engine, "request_success_total", finished_reason=answer.finish_reason)
         return answer, self._capture(identity, prompt, answer, body, faults)
 
@@ -274,13 +284,16 @@ class _Gauge:
         self._counters.add(self._engine, self._name, -1)
 
 
-async def _pass_time(request: Request, seconds: float) -> None:
-    """Wait; a client that goes away frees its place, as in vLLM."""
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        await asyncio.sleep(min(left, _LOOK_S))
-        if await request.is_disconnected():
-            raise RefusalError(499, "the client has gone", "RequestCancelled")
+async def _wait(request: Request, done: "asyncio.Future[None]") -> None:
+    """Wait for the end of the work; a client that goes away frees its place, as in vLLM."""
+    # The body has been read: all that can still come is the news that the client has gone.
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([done, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+    if not done.done():
+        raise RefusalError(499, "the client has gone", "RequestCancelled")
 
 
 def _content(message: dict[str, Any]) -> str:

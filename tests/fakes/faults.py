@@ -43,6 +43,8 @@ class Faults:
     first_token_seconds: float = 0.0
     seconds_per_token: float = 0.0
     acceptance: float = 0.5
+    knee: int = 0
+    cache_requests: int = 0
     # hidden states
     torn_share: float = 0.0
     nan_share: float = 0.0

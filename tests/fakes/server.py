@@ -32,6 +32,10 @@ variables'. A *share* is the part of the prompts, chosen by their ids, that is h
       NO_REASONING=1                   no thoughts although --reasoning-parser is given
       FIRST_TOKEN_SECONDS, SECONDS_PER_TOKEN    latency; a draft saves steps
       ACCEPTANCE=0.5                   probability that a proposed token is accepted, at every position
+    load
+      KNEE=n                           beyond n running requests each takes longer by the power 1.5 of their
+                                       number, so that all together make fewer tokens
+      CACHE_REQUESTS=n                 the KV cache is full with n running requests; each one more preempts
     hidden states
       TORN_SHARE, NAN_SHARE            a file cut off after two thirds; one NaN
       SHORT_SHARE, WRONG_IDS_SHARE     a row too few; another last token id

@@ -82,7 +82,7 @@ class Language:
         """The completion of a prompt, the same in every process: at most `limit` ids."""
         chance = random.Random(hashlib.sha256(json.dumps(prompt).encode()).digest())
         length = _length(chance, prompt, faults)
-        ids = [chance.choice(self._plain) for _ in range(min(length, limit))]
+        ids = chance.choices(self._plain, k=min(length, limit))
         if strikes(faults.degenerate_share, "degenerate", prompt):
             block = ids[:3] or self._plain[:3]
             length, ids = _ENDLESS, (block * (limit // 3 + 1))[:limit]
