@@ -115,8 +115,8 @@ def _ask_through_deaths(
                     raise
                 restarts -= 1
                 _logger.warning(
-                    f"{death}\n{pulse.done} of {pulse.total} replies are recorded; another server is started "
-                    f"for the rest (generation.server_restarts leaves {restarts} more)"
+                    f"{death}\n{pulse.done} of {pulse.total} replies are in; another server is started for "
+                    f"the rest, after which generation.server_restarts allows {restarts} more"
                 )
                 works = [work for work in works if not work.is_finished]
 

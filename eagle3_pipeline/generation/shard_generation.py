@@ -19,11 +19,11 @@ from eagle3_pipeline.generation.concurrency import Reading, history
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.samples.lengths import histogram
 from eagle3_pipeline.samples.sample import VERDICTS, Sample
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, write_samples
 
 JOURNAL_NAME = "replies.jsonl"
-_BINS = 32
 
 
 class ShardGeneration:
@@ -131,13 +131,3 @@ def remove_journal(place: Place) -> None:
     """
     for name in (JOURNAL_NAME, f"{JOURNAL_NAME}.lock"):
         Path(place.folder / name).unlink(missing_ok=True)
-
-
-def histogram(lengths: list[int]) -> dict[str, list[int]]:
-    """Counts of lengths in up to 32 equal bins: bin k holds edges[k] <= length < edges[k + 1]."""
-    longest = max(lengths, default=0)
-    width = longest // _BINS + 1
-    counts = [0] * (longest // width + 1)
-    for length in lengths:
-        counts[length // width] += 1
-    return {"edges": [width * number for number in range(len(counts) + 1)], "counts": counts}

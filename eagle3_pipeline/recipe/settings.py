@@ -54,7 +54,7 @@ class Prompts(Strict):
     """Which prompts the target answers, in which order, and how many in one shard."""
 
     sources: tuple[PromptSource, ...] = Field(strict=False, min_length=1)
-    """Where prompts come from; several sources are shuffled into one order."""
+    """Where prompts come from; several sources are mixed by weight."""
     count: PositiveInt
     """Prompts to use: the first `count` of the fixed order. Raising it redoes nothing."""
     per_shard: PositiveInt

@@ -120,11 +120,9 @@ def _training(lineage: Lineage) -> str:
 
 
 def _source_name(source: PromptSource) -> str:
-    return (
-        f"`{source.dataset}` ({source.split})"
-        if source.dataset
-        else f"the file `{source.path and source.path.name}`"
-    )
+    if source.dataset is None:
+        return f"the file `{source.path and source.path.name}`"
+    return f"`{source.dataset}` ({', '.join(one for one in (source.subset, source.split) if one)})"
 
 
 def _made_by(provenance: dict[str, Any]) -> str:

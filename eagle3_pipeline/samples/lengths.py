@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 _BINS = 32
 _PERCENTILES = {"p10": 10, "p50": 50, "p90": 90}
 
@@ -20,5 +18,7 @@ def histogram(lengths: Sequence[int]) -> dict[str, list[int]]:
 
 def percentiles(lengths: Sequence[int]) -> dict[str, int]:
     """p10, p50 and p90: the shortest length that so many percent of the completions do not exceed."""
-    values = np.percentile(lengths or [0], list(_PERCENTILES.values()), method="inverted_cdf")
+    import numpy  # here, because the code location imports this file when it loads
+
+    values = numpy.percentile(lengths or [0], list(_PERCENTILES.values()), method="inverted_cdf")
     return {name: int(value) for name, value in zip(_PERCENTILES, values, strict=True)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.samples import SAMPLES_NAME, Sample, read_samples
+from eagle3_pipeline.samples import SAMPLES_NAME, Sample, iter_samples
 
 
 def count_tokens(lineage: Lineage) -> Counter[int]:
@@ -19,7 +19,7 @@ def count_tokens(lineage: Lineage) -> Counter[int]:
     for shard in lineage.recipe.shards:
         place = lineage.synthetic_samples(shard)
         place.require()
-        samples = read_samples(place.folder / SAMPLES_NAME)
+        samples = iter_samples(place.folder / SAMPLES_NAME)
         counts.update(count_completions(samples, lineage.recipe.generation.train_truncated))
     return counts
 
