@@ -109,8 +109,9 @@ def on_stand_in(folder: Path, count: int) -> list[dict[str, Any]]:
             running = Running(str(fake.client.base_url).rstrip("/"), SERVED_NAME)
             return run_job(place / "job", texts, setting, longest=1000, server=running)
 
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(run, [*_LIMITS, "auto"]))
+    settings: list[Setting] = [*_LIMITS, "auto"]
+    with ThreadPoolExecutor(len(settings)) as pool:
+        return list(pool.map(run, settings))
 
 
 def on_vllm(folder: Path, count: int) -> list[dict[str, Any]]:
