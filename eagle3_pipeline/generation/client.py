@@ -10,6 +10,7 @@ import asyncio
 import email.utils
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ _ATTEMPTS = 6
 _LONGEST_PAUSE_S = 30.0
 _CONNECT_S = 10.0
 _WRITE_S = 30.0
-# As many connections as slots, so nobody waits for one; a wait would be an error of ours.
+# Each request has a connection of its own, so nobody waits for one; a wait would be an error of ours.
 _POOL_S = 30.0
 # uvicorn closes a connection that idled for 5 s; reusing one at that moment fails.
 _KEEPALIVE_S = 3.0
@@ -55,18 +56,15 @@ class GenerationClient:
         self._limit_s = settings.request_limit_s(settings.max_completion_tokens)
         self._on_trouble = on_trouble
         self._sleep = sleep
-        self._http = httpx.AsyncClient(
-            base_url=base_url,
-            transport=transport,
-            # A reply comes whole, when it is complete: the silence before it lasts as long as the request.
-            timeout=httpx.Timeout(connect=_CONNECT_S, read=self._limit_s, write=_WRITE_S, pool=_POOL_S),
-            limits=httpx.Limits(
-                max_connections=settings.most_in_flight,
-                max_keepalive_connections=settings.most_in_flight,
-                keepalive_expiry=_KEEPALIVE_S,
-            ),
-            trust_env=False,  # the server is on this machine: a proxy in the environment is not meant
-        )
+        self._url = httpx.URL(base_url).join("/v1/chat/completions")
+        # A reply comes whole, when it is complete: the silence before it lasts as long as the request.
+        self._timeout = httpx.Timeout(connect=_CONNECT_S, read=self._limit_s, write=_WRITE_S, pool=_POOL_S)
+        self._transport = transport
+        # One pool for each connection. A pool of httpcore's looks through all its connections when a request
+        # comes and when it goes: with 200 in one, 15 of 17 ms of CPU for each reply. And a request that is
+        # cancelled there while it closes others' connections leaves them open.
+        self._connections: list[httpx.AsyncBaseTransport] = []
+        self._idle: list[httpx.AsyncBaseTransport] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,7 +72,8 @@ class GenerationClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        for connection in self._connections:
+            await connection.aclose()
 
     async def ask(self, messages: list[Message]) -> Reply:
         """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
@@ -98,14 +97,30 @@ class GenerationClient:
             raise
 
     async def _send(self, body: dict[str, Any]) -> httpx.Response:
+        connection = self._idle.pop() if self._idle else self._connection()
+        request = httpx.Request("POST", self._url, json=body, extensions={"timeout": self._timeout.as_dict()})
         try:
             async with asyncio.timeout(self._limit_s):
-                return await self._http.post("/v1/chat/completions", json=body)
+                response = await connection.handle_async_request(request)
+                response.request = request
+                async with aclosing(response):
+                    await response.aread()
+                return response
         except (TimeoutError, httpx.ReadTimeout) as error:
             detail = f"no reply within {self._limit_s:g} s (generation.request_timeout_s)"
             raise Unanswered("timeout", detail, again=False) from error
         except httpx.RequestError as error:
             raise Unanswered(f"connection {type(error).__name__}", str(error), again=True) from error
+        finally:
+            self._idle.append(connection)
+
+    def _connection(self) -> httpx.AsyncBaseTransport:
+        """One more connection; it is opened by its first request, and again where it was closed."""
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEPALIVE_S)
+        # The server is on this machine: it speaks plain HTTP, and a proxy in the environment is not meant.
+        connection = self._transport or httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits)
+        self._connections.append(connection)
+        return connection
 
 
 def sampling_of(settings: Generation) -> dict[str, Any]:

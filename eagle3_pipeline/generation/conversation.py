@@ -9,6 +9,7 @@ context: vLLM gives a reply the room that is left, so that it ends truncated, an
 there is none. That turn is a refused sample, and those after it are not asked.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from eagle3_pipeline.errors import DamagedFile
@@ -101,6 +102,10 @@ class Conversation:
                 verdict="refused",
             )
         )
+
+    def forget_ids(self, turn: int) -> None:
+        """Keep of a sample what the next turns need, its text and verdict: the ids are on the disk."""
+        self.samples[turn] = replace(self.samples[turn], prompt_token_ids=[], completion_token_ids=[])
 
     def _add(self, sample: Sample) -> Sample:
         self.samples.append(sample)

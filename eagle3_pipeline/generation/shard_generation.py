@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from eagle3_pipeline.durable_files import Journal
+from eagle3_pipeline.durable_files import Journal, read_journal
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.generation.concurrency import Reading, history
 from eagle3_pipeline.generation.conversation import Conversation
@@ -35,6 +35,7 @@ class ShardGeneration:
         self.conversations = [Conversation(prompt) for prompt in prompts]
         self.started_at: float | None = None
         self.is_finished = False
+        self._of_prompt = {one.prompt.prompt_id: one for one in self.conversations}
         self._recorded: set[str] = set()
         self._journal = Journal(place.folder / JOURNAL_NAME, place.fingerprint)
         try:
@@ -67,20 +68,27 @@ class ShardGeneration:
         return sum(one.turns_left for one in self.conversations)
 
     def record(self, samples: list[Sample]) -> None:
-        """Append samples to the journal; when this returns they are on the disk."""
+        """Append samples to the journal; then they are on the disk, and only their texts in memory."""
         self._journal.append(sample.to_record() for sample in samples)
         self._recorded.update(sample.sample_id for sample in samples)
+        for sample in samples:
+            self._of_prompt[sample.prompt_id].forget_ids(sample.turn)
 
     def finish(self, readings: Sequence[Reading] = ()) -> Manifest:
         """Write the Parquet file, then the manifest, with the server's readings; then remove the journal."""
-        samples = [sample for one in self.conversations for sample in one.samples]
+        recorded = {record["sample_id"]: record for record in read_journal(self._journal.path)}
+        samples = [
+            Sample.from_record(recorded[one.sample_id])
+            for conversation in self.conversations
+            for one in conversation.samples
+        ]
         path = self.place.folder / SAMPLES_NAME
         write_samples(path, samples)
         manifest = self.place.finish([path], self._facts(samples, readings))
         self.close()
         remove_journal(self.place)
         self.is_finished = True
-        self.conversations = []  # a whole run's token ids, as Python integers, would be gigabytes
+        self.conversations, self._of_prompt = [], {}
         return manifest
 
     def close(self) -> None:
@@ -106,6 +114,9 @@ class ShardGeneration:
         self._recorded = set(by_id)
         for one in self.conversations:
             one.take_up(by_id)
+        self._journal.records.clear()  # token ids as Python integers: a run of them would be gigabytes
+        for sample in samples:
+            self._of_prompt[sample.prompt_id].forget_ids(sample.turn)
 
     def _facts(self, samples: list[Sample], readings: Sequence[Reading]) -> dict[str, Any]:
         seconds = time.monotonic() - self.started_at if self.started_at is not None else 0.0
