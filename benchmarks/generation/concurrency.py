@@ -41,7 +41,7 @@ from tests.recipes import distinct_prompts
 KNEE = 48
 _FAKE: dict[str, Any] = {"knee": KNEE, "seconds_per_token": 1 / 30, "mean_tokens": 150, "long_tail": True}
 _LIMITS = (24, 32, 48, 64, 96, 128)
-_REAL_LIMITS = (16, 32, 48, 64, 96)
+_REAL_LIMITS = (32, 48, 64, 96)
 
 Setting = int | str
 

@@ -2,8 +2,8 @@
 
 Whoever asks holds a slot already (see Job), so that time in a queue of ours never counts against the
 limit, and there is no wait for a connection. Tried again, with growing and jittered pauses: what may pass
-(no connection, HTTP 408, 409, 425, 429, 5xx). Not tried again: HTTP 400 (a refusal) and a request
-that ran over its limit (it would take as long once more).
+(no connection, HTTP 408, 409, 425, 429, 5xx). Not tried again: HTTP 400, 413 and 422 (refusals) and a
+request that ran over its limit (it would take as long once more).
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered, 
 from eagle3_pipeline.recipe.settings import Generation
 
 _PASSING_STATUS = {408, 409, 425, 429}
+_REFUSALS = {400, 413, 422}
 _ATTEMPTS = 6
 _LONGEST_PAUSE_S = 30.0
 _CONNECT_S = 10.0
@@ -89,6 +90,16 @@ class GenerationClient:
                 return await self._attempt(body)
         raise AssertionError("the last attempt returns or raises")
 
+    async def answers(self) -> bool:
+        """Whether the server answers a prompt that nothing can be wrong with, asked once, with one token."""
+        messages = [{"role": "user", "content": "Hello!"}]
+        body = {"model": self._model, "messages": messages, "return_token_ids": True}
+        try:
+            _judge(await self._send({**body, **self.sampling, "max_completion_tokens": 1}))
+        except (RequestRefused, Unanswered):
+            return False
+        return True
+
     async def _attempt(self, body: dict[str, Any]) -> Reply:
         try:
             return _judge(await self._send(body))
@@ -138,11 +149,13 @@ def _judge(response: httpx.Response) -> Reply:
             raise Unanswered("broken JSON", response.text[:200], again=True) from error
         return read_reply(body)
     text = response.text[:500]
-    if status == 400:
+    if status in _REFUSALS:
         raise RequestRefused(text)
     if status in _PASSING_STATUS or status >= 500:
         wait_s = _retry_after_s(response.headers.get("retry-after"))
-        raise Unanswered(f"HTTP {status}", text, again=True, retry_after_s=wait_s)
+        raise Unanswered(
+            f"HTTP {status}", text, again=True, may_be_the_prompt=status == 500, retry_after_s=wait_s
+        )
     raise ServerRefused(
         f"HTTP {status} from {response.request.url}: {text}. Expected 200, or 400 for a prompt that does not "
         "fit: look whether the server is of this recipe (`/v1/models`) and read its log."

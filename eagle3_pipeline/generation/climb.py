@@ -25,19 +25,25 @@ _RAMP, _STRIDE, _PROBE = 1.0, 0.5, 0.25
 # A doubling that brought less than this power of itself (x 1.5) is near the top, or beyond it.
 _STEEP = 0.6
 _GAIN = 1.01
-# A rate is of at least so many tokens, as chance and the server's steps blur fewer; a slow server has 30 s.
-_LEAST_TOKENS, _LONGEST_S = 200, 30.0
-_RATES_KEPT = 15
+# A rate is of so many seconds and tokens at least, so that new prompts and the length of a step blur it less. A
+# slow server has 30 s for it.
+_LEAST_S, _LEAST_TOKENS, _LONGEST_S = 3.0, 200, 30.0
+_CLEAR = 1.5  # gain in the ramp that no noise makes
+# After a raise the server works on the new prompts and makes few tokens, until about all requests run.
+_TAKEN_IN, _LONGEST_INTAKE = 0.9, 15
+_RATES_KEPT = 8
 # Rates that a limit must have before a small step from it is tried, and that a trial has at most.
-_FEWEST, _MOST_TRIED = 4, 10
+_FEWEST, _MOST_TRIED = 3, 6
 _APART = 1.04  # limits nearer than this are the same
 # Spread of rates before any are seen, in shares, with the weight of so many of them; and how fast it forgets.
-_SPREAD, _SPREAD_WEIGHT, _FORGET = 0.05, 4.0, 0.98
+_SPREAD, _SPREAD_WEIGHT, _FORGET = 0.06, 4.0, 0.98
 _SURE = 1.6  # standard errors
 _REST_S, _LONGEST_REST_S = 45.0, 180.0
 _FULL_CACHE, _ROOMY_CACHE = 0.95, 0.93
 _CEILING_S = 120.0
-_LONGEST_INTAKE = 15  # readings in which a queue may shrink by itself, as the server takes in new requests
+# A queue counts when more than this share of those that run waits, for so many readings on end. Requests
+# that come while the server makes a step wait for its end, and after a raise it takes them in by and by.
+_QUEUE_SHARE, _QUEUED_READINGS = 1 / 8, 5
 
 
 class Climb:
@@ -55,7 +61,8 @@ class Climb:
         self._ceiling, self._ceiling_until = most, 0.0
         self._spread = _Spread()
         self._last: Reading | None = None
-        self._is_new, self._intake = True, 0
+        self._intake = _LONGEST_INTAKE  # readings that it may still take
+        self._queued: list[int] = []  # running requests of each reading since there is a queue
         self._tokens = self._seconds = 0.0
 
     @property
@@ -68,24 +75,20 @@ class Climb:
         last, self._last = self._last, reading
         if in_use != self.limit or last is None:
             self._settle()
-        elif self._is_new:
-            self._is_new = False  # the first reading shows the change itself
+        elif self._intake > 0:
+            # The last of these readings shows the change itself.
+            is_taken_in = reading.running >= _TAKEN_IN * self.limit and reading.waiting == 0
+            self._intake = 0 if is_taken_in else self._intake - 1
         else:
-            takes_in = self._takes_in(reading, last)
-            lower = self._relief(reading, last, takes_in)
+            self._queued = [*self._queued, reading.running] if _queues(reading) else []
+            lower = self._relief(reading)
             if lower < self.limit:
                 self._give_way(lower, reading)
-            elif not takes_in and (rate := self._rate(reading, reading.at - last.at)) is not None:
+            elif not self._queued and (rate := self._rate(reading, reading.at - last.at)) is not None:
                 self._learn(rate, reading)
         return self.limit
 
-    def _takes_in(self, reading: "Reading", last: "Reading") -> bool:
-        """Whether the server is still taking in the requests that a raise brought it."""
-        shrinks = 0 < reading.waiting < last.waiting and reading.running > last.running
-        self._intake = self._intake + 1 if shrinks else 0
-        return shrinks and self._intake < _LONGEST_INTAKE
-
-    def _relief(self, reading: "Reading", last: "Reading", takes_in: bool) -> int:
+    def _relief(self, reading: "Reading") -> int:
         """The limit that relieves the server of what its metrics show; the present one if that is nothing."""
         running = min(self.limit, max(reading.running, 1))
         limit = self.limit
@@ -93,9 +96,9 @@ class Climb:
             limit = min(limit, running * 4 // 5)
         if reading.kv_cache_usage >= _FULL_CACHE:
             limit = min(limit, int(running * _ROOMY_CACHE / reading.kv_cache_usage))
-        if min(reading.waiting, last.waiting) > 0 and not takes_in:
+        if len(self._queued) >= _QUEUED_READINGS:
             # Those that wait take the place of one that ends at once; more would only wait longer.
-            most_running = max(reading.running, last.running, 1)
+            most_running = max(self._queued)
             limit = min(limit, most_running + max(1, most_running // 16))
         return max(1, limit)
 
@@ -114,9 +117,11 @@ class Climb:
         """Tokens per second over as many readings as it takes, or None until there are enough."""
         self._tokens += reading.tokens_per_second * seconds
         self._seconds += seconds
-        if self._tokens < _LEAST_TOKENS and self._seconds < _LONGEST_S:
-            return None
         rate = self._tokens / self._seconds
+        is_clear = self._step == _RAMP and rate > _CLEAR * self._best.mean
+        is_long = self._seconds >= _LEAST_S or is_clear
+        if not (self._tokens >= _LEAST_TOKENS and is_long) and self._seconds < _LONGEST_S:
+            return None
         self._tokens = self._seconds = 0.0
         return rate
 
@@ -207,7 +212,7 @@ class Climb:
             most = min(most, reading.running * _ROOMY_CACHE / reading.kv_cache_usage)
         limit = int(min(most, max(here + 1, round(here * 2**self._step))))
         near = self._above is not None and limit * _APART >= self._above.limit
-        return None if near or limit <= here or reading.waiting > 0 else limit
+        return None if near or limit <= here or _queues(reading) else limit
 
     def _try(self, limit: int) -> None:
         self._trial = _Level(limit)
@@ -219,8 +224,13 @@ class Climb:
             self._settle()
 
     def _settle(self) -> None:
-        self._is_new = True
+        self._intake = _LONGEST_INTAKE
+        self._queued = []
         self._tokens = self._seconds = 0.0
+
+
+def _queues(reading: "Reading") -> bool:
+    return reading.waiting > max(1, reading.running * _QUEUE_SHARE)
 
 
 class _Level:
@@ -232,7 +242,7 @@ class _Level:
 
     @property
     def mean(self) -> float:
-        return sum(self.rates) / len(self.rates)
+        return sum(self.rates) / len(self.rates) if self.rates else 0.0
 
 
 class _Spread:

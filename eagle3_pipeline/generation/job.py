@@ -46,6 +46,8 @@ class Asks(Protocol):
 
     async def ask(self, messages: list[dict[str, str]]) -> Reply: ...
 
+    async def answers(self) -> bool: ...
+
 
 class Job:
     """Makes all samples of `works`; `on_shard` is called in the job's thread as each shard is finished."""
@@ -144,6 +146,10 @@ class Job:
             _logger.warning(f"{name} is refused by the server: {refusal}")
             return conversation.add_refusal(str(refusal), client.sampling, self._server)
         except Unanswered as trouble:
+            if trouble.may_be_the_prompt and await client.answers():
+                self._breaker.replied()
+                _logger.warning(f"{name} fails every time, and the server answers others: {trouble}")
+                return conversation.add_refusal(str(trouble), client.sampling, self._server)
             self._given_up[name] = str(trouble)
             self._breaker.gave_up(trouble.reason)
             return None

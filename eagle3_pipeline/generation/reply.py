@@ -19,16 +19,29 @@ class Reply:
 
 
 class RequestRefused(Exception):
-    """The server answered HTTP 400: it will never answer this request."""
+    """The server answered HTTP 400, 413 or 422: it will never answer this request."""
 
 
 class Unanswered(Exception):
-    """No reply, for a `reason` short enough to be counted by; `again`: worth another try at once."""
+    """No reply, for a `reason` short enough to be counted by.
 
-    def __init__(self, reason: str, detail: str, *, again: bool, retry_after_s: float | None = None) -> None:
+    `again`: worth another try at once. `may_be_the_prompt`: the server failed at this request (HTTP 500),
+    which may lie in the prompt or in the server.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        detail: str,
+        *,
+        again: bool,
+        may_be_the_prompt: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.again = again
+        self.may_be_the_prompt = may_be_the_prompt
         self.retry_after_s = retry_after_s
 
 

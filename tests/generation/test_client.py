@@ -37,16 +37,19 @@ class Asking:
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
+    def client(self, on_trouble: Callable[[str], None] | None = None) -> GenerationClient:
+        return GenerationClient(
+            "http://server",
+            "eagle3-x",
+            self._settings,
+            on_trouble=on_trouble or self.troubles.append,
+            transport=httpx.MockTransport(self._handle),
+            sleep=self._sleep,
+        )
+
     def ask(self, count: int = 1, on_trouble: Callable[[str], None] | None = None) -> list[Reply]:
         async def run() -> list[Reply]:
-            async with GenerationClient(
-                "http://server",
-                "eagle3-x",
-                self._settings,
-                on_trouble=on_trouble or self.troubles.append,
-                transport=httpx.MockTransport(self._handle),
-                sleep=self._sleep,
-            ) as client:
+            async with self.client(on_trouble) as client:
                 asking = [client.ask([{"role": "user", "content": "hello"}]) for _ in range(count)]
                 return await asyncio.gather(*asking)
 
@@ -79,8 +82,9 @@ def test_a_request_asks_for_token_ids_with_the_recipes_sampling_and_without_a_se
     assert reply == Reply([1, 5, 6], [11, 12, 2], "stop", "fine", "")
 
 
-def test_a_refusal_is_never_sent_again() -> None:
-    asking = Asking(lambda request: httpx.Response(400, text="prompt is too long"))
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_is_never_sent_again(status: int) -> None:
+    asking = Asking(lambda request: httpx.Response(status, text="prompt is too long"))
     with pytest.raises(RequestRefused, match="too long"):
         asking.ask()
     assert len(asking.sent) == 1
@@ -123,7 +127,7 @@ def test_the_pause_is_at_least_what_the_server_asks_for_and_not_endless() -> Non
     assert 0 <= senseless <= 30
 
 
-@pytest.mark.parametrize("status", [401, 404, 422])
+@pytest.mark.parametrize("status", [401, 404])
 def test_a_status_that_speaks_of_another_server_ends_the_job_at_once(status: int) -> None:
     asking = Asking(lambda request: httpx.Response(status, text="no such model"))
     with pytest.raises(ServerRefused, match=rf"HTTP {status} from .*no such model"):
@@ -241,3 +245,11 @@ def test_a_broken_body_is_tried_again(body: bytes) -> None:
     asking = Asking(then_ok(httpx.Response(200, content=body)))
     asking.ask()
     assert asking.troubles == ["broken JSON"]
+
+
+@pytest.mark.parametrize(("status", "answers"), [(200, True), (400, False), (500, False)])
+def test_a_greeting_asked_once_tells_a_well_server_from_a_broken_one(status: int, answers: bool) -> None:
+    asking = Asking(lambda request: httpx.Response(status, json=chat_body()))
+    assert asyncio.run(asking.client().answers()) is answers
+    assert [one["max_completion_tokens"] for one in asking.sent] == [1]
+    assert asking.troubles == []

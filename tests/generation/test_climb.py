@@ -1,6 +1,7 @@
 """The climb on simulated servers, in virtual time."""
 
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,8 @@ class Server:
     noise: float = 0.15
     seed: int = 0
     tokens_of_reply: int = 200
+    intake_s: float = 0.0
+    """Seconds in which readings of a raise show its prompts being worked on, and a tenth of the tokens."""
     tokens: float = 0.0
     in_use: float = START
     now: float = 0.0
@@ -52,7 +55,7 @@ class Server:
     def run(self, seconds: float, climb: Climb) -> "Server":
         chance = random.Random(self.seed)
         end = self.now + seconds
-        limit = climb.limit
+        limit, before, asked, taken_in = climb.limit, 0, 0, self.now
         while self.now < end:
             step = 2.0 if climb.rests else 1.0
             drained = self.in_use - self.tokens_per_second(round(self.in_use)) * step / self.tokens_of_reply
@@ -60,8 +63,15 @@ class Server:
             in_use = round(self.in_use)
             running = min(in_use, self.max_num_seqs)
             rate = self.tokens_per_second(in_use)
+            if limit > asked:
+                taken_in = self.now + self.intake_s
+            asked = limit
             self.now += step
             self.tokens += rate * step
+            if self.now <= taken_in:
+                running, rate = min(running, before), rate / 10
+            else:
+                before = limit
             reading = Reading(
                 at=self.now,
                 limit=limit,
@@ -92,6 +102,7 @@ def share_of_best(**server: object) -> list[float]:
         {"rate": knee(24, beyond=0)},
         {"rate": knee(96, beyond=0)},
         {"rate": nearly_flat, "max_num_seqs": 64},
+        {"rate": nearly_flat, "max_num_seqs": 64, "intake_s": 3.0},
         {"rate": nearly_flat, "max_num_seqs": 16},
         {"rate": knee(MOST), "max_num_seqs": 256},
         {"rate": knee(48), "cache": 200},
@@ -114,7 +125,8 @@ def test_a_server_that_preempts_is_brought_below_that_and_kept_there() -> None:
 def test_a_queue_is_cut_to_what_keeps_the_server_full() -> None:
     server = Server(nearly_flat, max_num_seqs=64, noise=0.02).run(300, Climb(MOST))
     assert max(server.limits) <= 128
-    assert 60 <= server.limits[-1] <= 68
+    # The median, as it may be trying a neighbour at the end.
+    assert 60 <= statistics.median(server.limits[-100:]) <= 68
 
 
 def test_it_recovers_upwards_and_downwards_when_the_load_changes() -> None:
@@ -127,7 +139,7 @@ def test_it_recovers_upwards_and_downwards_when_the_load_changes() -> None:
 
 
 def test_the_ramp_to_hundreds_takes_seconds() -> None:
-    server = Server(knee(400), noise=0.05).run(12, Climb(MOST))
+    server = Server(knee(400), noise=0.05).run(20, Climb(MOST))
     assert max(server.limits) >= 400
 
 

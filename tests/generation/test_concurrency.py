@@ -8,7 +8,7 @@ import pytest
 from anyio import CapacityLimiter
 
 from eagle3_pipeline.errors import ServerStalled
-from eagle3_pipeline.generation import concurrency
+from eagle3_pipeline.generation import climb, concurrency
 from eagle3_pipeline.generation.concurrency import Reading, Regulator, history
 from eagle3_pipeline.serving.metrics import ServerMetrics, parse_metrics
 
@@ -18,6 +18,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings follow each other at once."""
     monkeypatch.setattr(concurrency, "_EVERY_S", 0.001)
     monkeypatch.setattr(concurrency, "_EVERY_S_IN_SEARCH", 0.001)
+    monkeypatch.setattr(climb, "_LEAST_S", 0.0)
 
 
 class Server:

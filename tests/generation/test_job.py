@@ -179,6 +179,30 @@ def test_a_request_that_is_given_up_stays_to_be_done_and_the_others_are_made(tmp
     assert client.asked == ["p1-t0"]
 
 
+def fails_at(*names: str) -> Any:
+    def before(name: str) -> None:
+        if name in names:
+            raise Unanswered("HTTP 500", "cannot render", again=True, may_be_the_prompt=True)
+
+    return before
+
+
+def test_a_prompt_at_which_a_well_server_always_fails_is_a_counted_rejection(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 4, 2)
+    run_job(lineage, Answers(before=fails_at("p1-t0")))
+    assert [one.verdict for one in samples_of(lineage)] == ["good", "refused", "good", "good"]
+    assert samples_of(lineage)[1].content == "HTTP 500: cannot render"
+
+
+def test_a_server_that_fails_at_everything_marks_no_prompt(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 4, 2)
+    client = Answers(before=fails_at("p1-t0", "p3-t0"))
+    client.is_well = False
+    with pytest.raises(ServerStalled, match="2 requests got no reply"):
+        run_job(lineage, client)
+    assert on_disk(lineage) == {"p0-t0", "p2-t0"}
+
+
 def test_a_server_that_lives_and_answers_nobody_ends_the_job(tmp_path: Path) -> None:
     def before(name: str) -> None:
         raise Unanswered("timeout", "no reply in 30 s", again=False)

@@ -101,8 +101,12 @@ class Answers:
         self.before = before
         self.asked: list[str] = []
         self.conversations: dict[str, list[Message]] = {}
+        self.is_well = True
         self.running = 0
         self.fewest_running: list[int] = []
+
+    async def answers(self) -> bool:
+        return self.is_well
 
     async def ask(self, messages: list[Message]) -> Reply:
         name = asked_id(messages)
