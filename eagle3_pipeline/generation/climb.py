@@ -25,8 +25,8 @@ _RAMP, _STRIDE, _PROBE = 1.0, 0.5, 0.25
 # A doubling that brought less than this power of itself (x 1.5) is near the top, or beyond it.
 _STEEP = 0.6
 _GAIN = 1.01
-# A rate is of so many seconds and tokens at least, so that new prompts and the length of a step blur it less. A
-# slow server has 30 s for it.
+# A rate is of so many seconds and tokens at least, so that new prompts and the length of a step blur it
+# less. A slow server has 30 s for it.
 _LEAST_S, _LEAST_TOKENS, _LONGEST_S = 3.0, 200, 30.0
 _CLEAR = 1.5  # gain in the ramp that no noise makes
 # After a raise the server works on the new prompts and makes few tokens, until about all requests run.

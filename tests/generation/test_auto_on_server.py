@@ -17,6 +17,7 @@ def test_a_job_finds_its_number_and_shows_in_each_shard_what_it_did(
     monkeypatch.setattr(concurrency, "_EVERY_S", 0.1)
     monkeypatch.setattr(concurrency, "_EVERY_S_IN_SEARCH", 0.1)
     monkeypatch.setattr(climb, "_LEAST_S", 0.2)
+    monkeypatch.setattr(climb, "_LONGEST_INTAKE", 3)
     generation = {"concurrency": "auto", "max_completion_tokens": 64}
     lineage = make_lineage(tmp_path, [1] * 240, 120, generation=generation)
     with stand_in(tmp_path / "server", tiny_llama, "--max-num-seqs", "40", seconds_per_token=0.01) as fake:
