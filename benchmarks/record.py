@@ -14,6 +14,12 @@ from eagle3_pipeline.provenance import git_commit, versions
 RESULTS = Path(__file__).parent / "results"
 
 
+def warn_of_changes() -> None:
+    """Say before a measurement that the commit in its result will not name all that is measured."""
+    if git_commit().endswith("+"):
+        print("tracked files differ from the commit, so that the result will bear a +: commit them first")
+
+
 def record(name: str, numbers: dict[str, Any]) -> Path:
     """Write the numbers of one measurement, in place of those of an earlier one, and return the file."""
     RESULTS.mkdir(exist_ok=True)
@@ -37,5 +43,5 @@ def machine() -> dict[str, Any]:
         "processor": models[0] if models else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }

@@ -1,14 +1,21 @@
-"""This step beside speculators' client on the real vLLM: tokens a second, and CPU of the client for a sample.
+"""This step beside speculators' client on the real vLLM: tokens a second, and CPU of the client.
 
-    python -m benchmarks.generation.regenerate      20 minutes on two cores; writes the result
+    python -m benchmarks.generation.regenerate      10 to 13 minutes on two cores; writes the result
     python -m benchmarks.generation.regenerate --base-url URL --model NAME --prompts 30      a trial, printed
 
-Both ask the generation server of recipes/smollm2-cpu.yaml for the first 300 prompts of recipes/everyday, 64
-in flight, with the same limit and sampling, and both get token ids back. They take turns, and who begins
-changes from round to round. The server runs without prefix caching, which would favour whoever comes second.
+Both ask the generation server of recipes/smollm2-cpu.yaml for the first 120 prompts of recipes/everyday, 64
+in flight, and get token ids back. Both are greedy with the same limit, so that their replies, and the tail of
+the longest ones, are about the same. The server runs without prefix caching, which would favour whoever comes
+second. After a warm-up of both they take turns, and who begins changes from round to round. Measured are
 
-Seconds count without the imports, to the last file. CPU is that of the whole process, with and without what
-the same command takes for one prompt (imports, tokenizer). Each number is the median of the rounds.
+    tokens_per_second           from the opened server to the last file, without the imports
+    cpu_ms_per_sample           of the whole process with its imports: what a user pays for this many samples
+    cpu_ms_per_further_sample   what each sample after the first adds: the slope from a run of one prompt to
+                                the whole run of the same round. Seconds of imports are in both and cancel,
+                                but for their noise: numbers that differ by less than their spread do not.
+
+Each is the median of the rounds with the least and the most of them; `ratio` is ours to theirs, of the two
+runs of one round. The slopes have none, since theirs is close to 0.
 """
 
 import argparse
@@ -17,7 +24,7 @@ import logging
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +33,7 @@ from benchmarks.generation.load import Running, recipe_of, write_dataset, write_
 from benchmarks.generation.process import run
 from benchmarks.generation.target import RECIPE, target_folder
 from benchmarks.generation.theirs import regenerate
-from benchmarks.record import record
+from benchmarks.record import record, warn_of_changes
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.serving.server import open_server
@@ -34,7 +41,7 @@ from eagle3_pipeline.serving.specification import generation_server
 from eagle3_pipeline.target import make_target
 
 PROMPTS = RECIPE.parent / "everyday" / "train.jsonl"
-SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1}
+SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
 Numbers = dict[str, float]
 
 
@@ -95,32 +102,50 @@ class Contest:
 
 
 def hold(contest: Contest, texts: list[str], rounds: int) -> dict[str, Any]:
-    """A warm-up, each client for one prompt, then the rounds; returns all runs, medians and ratios."""
-    contest.ours(texts[:64])
+    """A warm-up of both clients, then the rounds; returns what main records, with all runs."""
     clients = {"ours": contest.ours, "theirs": contest.theirs}
-    alone = {who: ask(texts[:1]) for who, ask in clients.items()}
+    for ask in clients.values():
+        ask(texts[:64])
+    single: dict[str, list[Numbers]] = {"ours": [], "theirs": []}
     runs: dict[str, list[Numbers]] = {"ours": [], "theirs": []}
     for number in range(rounds):
         for who in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
-            runs[who].append(clients[who](texts))
-            print(f"round {number + 1}, {who}: {json.dumps(runs[who][-1])}", flush=True)
-    medians = {
-        who: {
-            "tokens_per_second": statistics.median(one["tokens_per_second"] for one in runs[who]),
-            "cpu_ms_per_sample": 1000 * statistics.median(one["cpu_s"] / one["samples"] for one in runs[who]),
-            "cpu_ms_per_further_sample": 1000
-            * statistics.median(
-                (one["cpu_s"] - alone[who]["cpu_s"]) / (one["samples"] - 1) for one in runs[who]
-            ),
-        }
-        for who in clients
+            for kind, asked, into in (("one prompt", texts[:1], single), ("all prompts", texts, runs)):
+                into[who].append(clients[who](asked))
+                print(f"round {number + 1}, {who}, {kind}: {json.dumps(into[who][-1])}", flush=True)
+    further = {who: spread(map(_further_ms, single[who], runs[who])) for who in clients}
+    return {
+        "tokens_per_second": _compare(runs, lambda one: one["tokens_per_second"]),
+        "cpu_ms_per_sample": _compare(runs, lambda one: 1000 * one["cpu_s"] / one["samples"]),
+        "cpu_ms_per_further_sample": further,
+        "one_prompt": single,
+        "runs": runs,
     }
-    ratios = {name: round(value / medians["theirs"][name], 3) for name, value in medians["ours"].items()}
-    return {"ours_to_theirs": ratios, "medians": medians, "one_prompt": alone, "runs": runs}
+
+
+def spread(values: Iterable[float]) -> Numbers:
+    """Median, least and most."""
+    kept = sorted(values)
+    return {
+        "median": round(statistics.median(kept), 3),
+        "least": round(kept[0], 3),
+        "most": round(kept[-1], 3),
+    }
+
+
+def _compare(runs: dict[str, list[Numbers]], value: Callable[[Numbers], float]) -> dict[str, Numbers]:
+    ours, theirs = (list(map(value, runs[who])) for who in ("ours", "theirs"))
+    ratios = (one / other for one, other in zip(ours, theirs, strict=True))
+    return {"ours": spread(ours), "theirs": spread(theirs), "ratio": spread(ratios)}
+
+
+def _further_ms(one_prompt: Numbers, all_prompts: Numbers) -> float:
+    seconds = all_prompts["cpu_s"] - one_prompt["cpu_s"]
+    return 1000 * seconds / (all_prompts["samples"] - one_prompt["samples"])
 
 
 @contextmanager
-def _real_server(target: Path | None, storage: Path) -> Iterator[tuple[Running, Path]]:
+def real_server(target: Path | None, storage: Path) -> Iterator[tuple[Running, Path]]:
     """The generation server of the demo's recipe, without prefix caching, and the target's folder."""
     recipe = load_recipe(str(RECIPE), RECIPE.parent)
     generation = recipe.server.generation.model_copy(update={"extra_args": ("--no-enable-prefix-caching",)})
@@ -142,8 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=4, help="even, so that both begin equally often")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--target", type=Path, help="folder of SmolLM2, by default the demo's")
@@ -154,13 +179,14 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--base-url and --model belong together")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    warn_of_changes()
     texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()][: options.prompts]
     with tempfile.TemporaryDirectory(prefix="regenerate-") as name:
         folder = Path(name)
         if options.base_url:
             server = _given_server(options.base_url, options.model, options.target)
         else:
-            server = _real_server(options.target, folder / "storage")
+            server = real_server(options.target, folder / "storage")
         with server as (running, tokenizer):
             contest = Contest(folder, running, tokenizer, options.in_flight, options.max_tokens)
             numbers = hold(contest, texts, options.rounds)
