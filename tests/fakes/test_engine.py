@@ -79,7 +79,9 @@ def test_metrics_show_tokens_as_they_are_made_the_queue_the_cache_and_preemption
         assert found.kv_cache_usage == 1.0
         assert found.preemptions == 1
         made = {found.generation_tokens}
+        deadline = time.monotonic() + 10
         while len(made) < 5:
+            assert time.monotonic() < deadline, made
             made.add(metrics(server).generation_tokens)
         assert max(made) < 5 * 200
         server.process.kill()

@@ -68,14 +68,20 @@ def test_the_mean_lies_between_that_of_what_is_seen_and_the_limit(
         assert -1e-9 <= left.low <= left.high + 1e-9 <= LIMIT - so_far + 1e-6
 
 
-def test_it_costs_no_more_than_a_moment() -> None:
-    finished = Counter(1 + number * 7919 % 8192 for number in range(25_000))
-    running = [number * 41 for number in range(200)]
+def cost(scale: int) -> float:
+    """CPU seconds of what a pulse asks of a job that is `scale` times as large, the least of ten times."""
+    longest = 819 * scale
+    finished = Counter(1 + number * 7919 % longest for number in range(2500 * scale))
+    running = [41 * number % longest for number in range(20 * scale)]
     took = []
-    for _ in range(5):
+    for _ in range(10):
         start = time.process_time()
-        curve = LengthCurve(finished, running, 8192)
+        curve = LengthCurve(finished, running, longest)
         assert curve.mean.low <= curve.mean.high
-        assert len([curve.left(so_far) for so_far in running]) == 200
+        assert len([curve.left(so_far) for so_far in running]) == 20 * scale
         took.append(time.process_time() - start)
-    assert min(took) < 0.03
+    return min(took)
+
+
+def test_its_cost_grows_with_the_job_and_not_with_its_square() -> None:
+    assert cost(10) < 40 * cost(1)
