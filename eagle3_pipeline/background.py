@@ -8,7 +8,8 @@ interrupts a wait, and the coroutine is then cancelled in good order.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -75,6 +76,26 @@ def run_in_background(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         ended.wait()
         background.result()
     return results[0]
+
+
+@contextmanager
+def repeated(every_s: float, call: Callable[[], None]) -> Iterator[None]:
+    """`call()` at once, every `every_s` seconds in a thread of its own, and once more at the end."""
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=work, name="repeated", daemon=True)
+    call()
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        call()
 
 
 async def all_or_none(workers: Iterable[Coroutine[Any, Any, None]]) -> None:

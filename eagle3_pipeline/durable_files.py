@@ -16,12 +16,13 @@ repaired: it raises DamagedFile, because it is not what a kill leaves behind.
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -114,9 +115,19 @@ class Journal:
     carries another fingerprint is set aside (renamed with the time), neither continued nor deleted.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        """Open or create the journal at `path`; raises DamagedFile and Busy."""
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: str,
+        slim: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record,
+    ) -> None:
+        """Open or create the journal at `path`; raises DamagedFile and Busy.
+
+        `records` are those that were there, each as `slim` leaves it, and `offsets` says where each begins.
+        """
         self.path = path
+        self.records: list[dict[str, Any]] = []
+        self.offsets: list[int] = []
         path.parent.mkdir(parents=True, exist_ok=True)
         # The lock's file says who holds it, so opening it must not empty it.
         self._lock = path.with_name(path.name + ".lock").open("a+")
@@ -134,33 +145,46 @@ class Journal:
             self._lock.truncate(0)
             self._lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
             self._lock.flush()
-            self.records = self._recover(fingerprint)
-            self._file = path.open("ab")
+            self._recover(fingerprint, slim)
+            self._file = path.open("r+b")
+            self._size = self._file.seek(0, os.SEEK_END)
         except BaseException:
             self._lock.close()
             raise
 
-    def _recover(self, fingerprint: str) -> list[dict[str, Any]]:
+    def _recover(self, fingerprint: str, slim: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         header = {"journal": 1, "fingerprint": fingerprint}
         if self.path.exists():
-            found, records = _read_journal(self.path, repair=True)
+            _mend_tail(self.path)
+            found = next((value for _, value in _read_journal(self.path)), None)
             if found == header:
-                return records
+                for offset, value in itertools.islice(_read_journal(self.path), 1, None):
+                    self.records.append(slim(value))
+                    self.offsets.append(offset)
+                return
             if found is not None:
                 # Nanoseconds, so that none set aside before is overwritten.
                 other = str(found.get("fingerprint", "unknown"))[:12]
                 self.path.rename(self.path.with_name(f"{self.path.name}.{other}-{time.time_ns()}"))
         write_atomic(self.path, json.dumps(header) + "\n")
-        return []
 
-    def append(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append records and return when they are on the disk."""
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    def append(self, records: Iterable[dict[str, Any]]) -> list[int]:
+        """Append records and return, when they are on the disk, where each begins."""
+        lines = [json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records]
         if not lines:
-            return
-        self._file.write("".join(lines).encode())
+            return []
+        self._file.seek(self._size)
+        self._file.write(b"".join(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
+        *offsets, self._size = itertools.accumulate(map(len, lines), initial=self._size)
+        return offsets
+
+    def read(self, offset: int) -> dict[str, Any]:
+        """The record that begins at `offset`."""
+        self._file.seek(offset)
+        record: dict[str, Any] = json.loads(self._file.readline())
+        return record
 
     def close(self) -> None:
         """Close the file and free the lock."""
@@ -180,42 +204,47 @@ class Journal:
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a journal without its header; a torn tail is left out, and left alone."""
-    yield from _read_journal(path, repair=False)[1]
+    for _, record in itertools.islice(_read_journal(path), 1, None):
+        yield record
 
 
-def _read_journal(path: Path, *, repair: bool) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    data = path.read_bytes()
-    lines = data.split(b"\n")
-    values: list[dict[str, Any]] = []
-    good_bytes = 0
-    for number, line in enumerate(lines):
-        is_tail = number == len(lines) - 1
-        if is_tail and not line:
-            break
-        try:
-            value = json.loads(line)
-            if not isinstance(value, dict):
-                raise ValueError("not an object")
-        except ValueError as error:
-            if is_tail:
-                break
-            raise DamagedFile(
-                f"{path}, line {number + 1}: not a JSON object ({line[:60]!r}...). A kill only tears the "
-                "last line, so something else wrote here. Move the file away to make its records again."
-            ) from error
-        values.append(value)
-        good_bytes += len(line) + 1
-    if repair and good_bytes != len(data):
-        _mend_tail(path, good_bytes, len(data))
-    return (values[0], values[1:]) if values else (None, [])
+def _read_journal(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Header and records, each with its offset; raises DamagedFile for damage before the last line."""
+    with path.open("rb") as file:
+        offset, number, line = 0, 1, file.readline()
+        while line:
+            following = file.readline()
+            try:
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise ValueError("not an object")
+            except ValueError as error:
+                if not following and not line.endswith(b"\n"):
+                    return
+                raise DamagedFile(
+                    f"{path}, line {number}: not a JSON object ({line[:60]!r}...). A kill only tears the "
+                    "last line, so something else wrote here. Move the file away to make its records again."
+                ) from error
+            yield offset, value
+            offset, number, line = offset + len(line), number + 1, following
 
 
-def _mend_tail(path: Path, good_bytes: int, size: int) -> None:
+def _mend_tail(path: Path) -> None:
+    """Give a whole last record its newline, and cut a torn one off."""
     with path.open("r+b") as file:
-        if good_bytes == size + 1:  # the last record is whole and only its newline is missing
+        start, tail = 0, b""
+        for line in file:
+            start, tail = start + len(tail), line
+        if not tail or tail.endswith(b"\n"):
+            return
+        try:
+            is_whole = isinstance(json.loads(tail), dict)
+        except ValueError:
+            is_whole = False
+        if is_whole:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
         else:
-            file.truncate(good_bytes)
+            file.truncate(start)
         file.flush()
         os.fsync(file.fileno())

@@ -9,7 +9,8 @@ from eagle3_pipeline.errors import ServerStalled
 
 # One lost connection may be an idle one that the server closed just then; two are looked into.
 _TROUBLES_TO_CHECK = 2
-# Requests that were given up after all their attempts, with no reply to anybody in between.
+# Requests that were given up after all their attempts, or at which a server failed that answers a greeting,
+# with no reply to anybody in between.
 _MOST_GIVEN_UP = 5
 
 

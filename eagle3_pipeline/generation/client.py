@@ -79,6 +79,7 @@ class GenerationClient:
     async def ask(self, messages: list[Message]) -> Reply:
         """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
         body = {"model": self._model, "messages": messages, "return_token_ids": True, **self.sampling}
+        blames_prompt = True
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, Unanswered) and error.again),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -87,7 +88,12 @@ class GenerationClient:
             reraise=True,
         ):
             with attempt:
-                return await self._attempt(body)
+                try:
+                    return await self._attempt(body)
+                except Unanswered as trouble:
+                    # One lost connection among the failures, and it may be the server's.
+                    blames_prompt = trouble.may_be_the_prompt = blames_prompt and trouble.may_be_the_prompt
+                    raise
         raise AssertionError("the last attempt returns or raises")
 
     async def answers(self) -> bool:

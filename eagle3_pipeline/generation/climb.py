@@ -2,17 +2,18 @@
 
 Throughput over the limit has one top: a server that is given more works faster until its compute is full,
 and may be slower when it is given too much. The climb doubles while throughput grows, then goes on in both
-directions with smaller steps, and keeps a step only if it brought more than noise. Queueing, preemptions
-and a full KV cache lower the limit at once. Settled, it tries its neighbours now and then, because the load
-changes: long replies pile up over hours.
+directions with smaller steps, and keeps a step only if it brought more than noise. A queue that stands,
+preemptions and a full KV cache lower the limit, as soon as a change has taken effect. Settled, it tries its
+neighbours now and then, because the load changes: long replies pile up over hours.
 
 Pure: readings go in, a limit comes out. A reading teaches only while exactly `limit` requests are in use:
 neither a job's beginning and end nor the time in which a lowered limit takes effect.
 """
 
 import math
-from collections import deque
 from typing import TYPE_CHECKING
+
+from eagle3_pipeline.generation.level import Level, Spread
 
 if TYPE_CHECKING:
     from eagle3_pipeline.generation.concurrency import Reading
@@ -31,12 +32,9 @@ _LEAST_S, _LEAST_TOKENS, _LONGEST_S = 3.0, 200, 30.0
 _CLEAR = 1.5  # gain in the ramp that no noise makes
 # After a raise the server works on the new prompts and makes few tokens, until about all requests run.
 _TAKEN_IN, _LONGEST_INTAKE = 0.9, 15
-_RATES_KEPT = 8
 # Rates that a limit must have before a small step from it is tried, and that a trial has at most.
 _FEWEST, _MOST_TRIED = 3, 6
 _APART = 1.04  # limits nearer than this are the same
-# Spread of rates before any are seen, in shares, with the weight of so many of them; and how fast it forgets.
-_SPREAD, _SPREAD_WEIGHT, _FORGET = 0.06, 4.0, 0.98
 _SURE = 1.6  # standard errors
 _REST_S, _LONGEST_REST_S = 45.0, 180.0
 _FULL_CACHE, _ROOMY_CACHE = 0.95, 0.93
@@ -52,14 +50,14 @@ class Climb:
     def __init__(self, most: int) -> None:
         self.limit = min(START, most)
         self._most = most
-        self._best = _Level(self.limit)
-        self._trial: _Level | None = None
+        self._best = Level(self.limit)
+        self._trial: Level | None = None
         self._step, self._upwards = _RAMP, True
-        self._below: _Level | None = None
-        self._above: _Level | None = None
+        self._below: Level | None = None
+        self._above: Level | None = None
         self._rest_s, self._rest_until = _REST_S, 0.0
         self._ceiling, self._ceiling_until = most, 0.0
-        self._spread = _Spread()
+        self._spread = Spread()
         self._last: Reading | None = None
         self._intake = _LONGEST_INTAKE  # readings that it may still take
         self._queued: list[int] = []  # running requests of each reading since there is a queue
@@ -109,7 +107,7 @@ class Climb:
         if self._trial is not None and lower > self._best.limit:
             self._try(lower)  # what is left of the trial is still a raise
         else:
-            self._trial, self._best = None, _Level(lower)
+            self._trial, self._best = None, Level(lower)
             self._below, self._above, self._upwards = None, None, False
             self._go(lower)
 
@@ -134,10 +132,10 @@ class Climb:
         if self._trial is None and reading.at >= self._rest_until and self._is_known(self._best):
             self._search(reading)
 
-    def _is_known(self, level: "_Level") -> bool:
+    def _is_known(self, level: "Level") -> bool:
         return len(level.rates) >= (_FEWEST if self._step <= _PROBE else 1)
 
-    def _judge(self, trial: "_Level", best: "_Level") -> None:
+    def _judge(self, trial: "Level", best: "Level") -> None:
         """Keep the trial, or take it back, or wait for more rates."""
         gain = trial.mean / best.mean if best.mean > 0 else math.inf
         doubt = _SURE * self._spread.error_of(trial, best)
@@ -164,7 +162,7 @@ class Climb:
         if self._trial is None and not self._is_known(self._best):
             self._go(self._best.limit)
 
-    def _remember_worse(self, level: "_Level") -> None:
+    def _remember_worse(self, level: "Level") -> None:
         """The top lies between the nearest limits that were worse."""
         if level.limit < self._best.limit:
             self._below = level
@@ -183,7 +181,7 @@ class Climb:
         self._rest_until = reading.at + self._rest_s
         self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         if (top := self._top()) != self._best.limit:
-            self._best = _Level(top)
+            self._best = Level(top)
         self._step, self._upwards = _PROBE, True
         self._below = self._above = None
         self._go(self._best.limit)
@@ -215,7 +213,7 @@ class Climb:
         return None if near or limit <= here or _queues(reading) else limit
 
     def _try(self, limit: int) -> None:
-        self._trial = _Level(limit)
+        self._trial = Level(limit)
         self._go(limit)
 
     def _go(self, limit: int) -> None:
@@ -231,36 +229,3 @@ class Climb:
 
 def _queues(reading: "Reading") -> bool:
     return reading.waiting > max(1, reading.running * _QUEUE_SHARE)
-
-
-class _Level:
-    """The newest rates at one limit, in tokens per second."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.rates: deque[float] = deque(maxlen=_RATES_KEPT)
-
-    @property
-    def mean(self) -> float:
-        return sum(self.rates) / len(self.rates) if self.rates else 0.0
-
-
-class _Spread:
-    """How much rates at one limit differ by chance, in shares of their mean."""
-
-    def __init__(self) -> None:
-        self._weight = _SPREAD_WEIGHT
-        self._squares = _SPREAD_WEIGHT * _SPREAD**2
-
-    def add(self, level: _Level) -> None:
-        """Take the newest rate of a level, against those before it."""
-        *before, newest = level.rates
-        if before and (mean := sum(before) / len(before)) > 0:
-            # Against a mean of few, a difference is larger by chance.
-            share = (newest / mean - 1) ** 2 * len(before) / (len(before) + 1)
-            self._weight = self._weight * _FORGET + 1
-            self._squares = self._squares * _FORGET + share
-
-    def error_of(self, one: _Level, other: _Level) -> float:
-        """The standard error of the ratio of two means."""
-        return math.sqrt(self._squares / self._weight * (1 / len(one.rates) + 1 / len(other.rates)))

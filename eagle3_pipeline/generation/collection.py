@@ -10,9 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
+from eagle3_pipeline.background import repeated
 from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import RecipeError, ServerDied, ServerStalled
-from eagle3_pipeline.generation.life import OnShard, Running, ask_all
+from eagle3_pipeline.generation.concurrency import make_slots
+from eagle3_pipeline.generation.first_replies import FirstReplies
+from eagle3_pipeline.generation.life import PULSE_S, Call, OnShard, Running, ask_all
 from eagle3_pipeline.generation.progress import Pulse
 from eagle3_pipeline.generation.shard_generation import ShardGeneration, remove_journal
 from eagle3_pipeline.generation.vitals import Vitals
@@ -36,11 +39,11 @@ def collect_samples(
 ) -> list[Manifest]:
     """Make the samples of `shards`; those that are made already are left as they are.
 
-    `server` is called and entered only if a reply is missing, and again when a server died that had
-    added replies, at most `generation.server_restarts` times. `on_shard` is called in the caller's
-    thread, once for each shard, made before or now: first for those that are there, then as each of
-    the others gets its last reply; `on_pulse`, there too, every few seconds. Raises MissingInput
-    without prompts or target, Busy when another process works on one of the shards, DamagedFile,
+    `server` is called and entered only if a reply is missing, and again when a server died, at most
+    `generation.server_restarts` times, but not after two lives in a row that added no reply. `on_shard` is
+    called in the caller's thread, once for each shard, made before or now: first for those that are there,
+    then as each of the others gets its last reply; `on_pulse`, there too, every few seconds. Raises
+    MissingInput without prompts or target, Busy when another process works on one of the shards, DamagedFile,
     QualityError when the first replies show a wrong set-up, BadInput for a doubled begin token, and
     ServerError. What was answered until then is kept, and the next call asks for the rest.
     """
@@ -53,7 +56,11 @@ def collect_samples(
     def is_missing(shard: str) -> bool:
         return shard in lineage.recipe.prompts.shards and lineage.synthetic_samples(shard).manifest() is None
 
-    with ExitStack() as stack:
+    way_out = (
+        "Recorded replies stand. Free some space or point EAGLE3_STORAGE to a larger disk, then materialise "
+        "synthetic_samples again."
+    )
+    with full_disk_named(lineage.folder, way_out), ExitStack() as stack:
         works = []
         # Those that are made come first, so that they are announced when another one is busy.
         for shard in sorted(shards, key=is_missing):
@@ -68,12 +75,7 @@ def collect_samples(
         if works:
             # Counted with what is left, so that the attempts of one run go on counting.
             standing = sum(int(manifest.facts["samples"]) for manifest in made.values())
-            way_out = (
-                "Recorded replies stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
-                "materialise synthetic_samples again."
-            )
-            with full_disk_named(lineage.folder, way_out):
-                _ask_through_deaths(lineage, works, standing, server, finished, on_pulse)
+            _ask_through_deaths(lineage, works, standing, server, finished, on_pulse)
     return [made[shard] for shard in shards]
 
 
@@ -89,36 +91,50 @@ def _ask_through_deaths(
 
     `standing` is the number of samples of the other shards, which are made.
     """
+    settings = lineage.recipe.generation
     left = sum(work.turns_left for work in works)
     before = standing + sum(work.recorded for work in works)
-    pulse = Pulse(before + left, before, longest=lineage.recipe.generation.max_completion_tokens)
+    pulse = Pulse(before + left, before, longest=settings.max_completion_tokens)
+    parser = lineage.recipe.server.generation.reasoning_parser
+
+    def beat() -> None:
+        vitals = pulse.vitals()
+        _logger.info(vitals.line())
+        on_pulse(vitals)
+
+    call = Call(lineage, pulse, FirstReplies(parser, int(make_slots(settings).total_tokens)), on_shard, beat)
     _logger.info(f"{left} replies in {len(works)} shards are missing; opening the generation server")
-    restarts = lineage.recipe.generation.server_restarts
-    with ProgressFile(lineage.progress, "synthetic_samples") as progress:
+    with (
+        ProgressFile(lineage.progress, "synthetic_samples") as progress,
+        # From a thread, because a server may load for half an hour.
+        repeated(PULSE_S, lambda: progress.write(pulse.vitals().to_json())),
+    ):
+        _live_on(call, works, server, settings.server_restarts)
 
-        def beat() -> None:
-            vitals = pulse.vitals()
-            _logger.info(vitals.line())
-            progress.write(vitals.to_json())
-            on_pulse(vitals)
 
-        while True:
-            done = pulse.done
-            pulse.server_starts()
-            beat()
-            try:
-                with server() as running:
-                    ask_all(lineage, works, running, pulse, on_shard, beat)
-                return
-            except (ServerDied, ServerStalled) as death:
-                if restarts == 0 or pulse.done == done:
-                    raise
-                restarts -= 1
-                _logger.warning(
-                    f"{death}\n{pulse.done} of {pulse.total} replies are in; another server is started for "
-                    f"the rest, after which generation.server_restarts allows {restarts} more"
-                )
-                works = [work for work in works if not work.is_finished]
+def _live_on(call: Call, works: list[ShardGeneration], server: OpenServer, restarts: int) -> None:
+    """One life of a server after the other. Two in a row that add no reply are one too many.
+
+    One such may be the prompt's fault that killed it: the next life asks those last that were out.
+    """
+    barren = 0
+    while True:
+        done = call.pulse.done
+        call.pulse.server_starts()
+        try:
+            with server() as running:
+                ask_all(call, works, running)
+            return
+        except (ServerDied, ServerStalled) as death:
+            barren = barren + 1 if call.pulse.done == done else 0
+            if restarts == 0 or barren == 2:
+                raise
+            restarts -= 1
+            _logger.warning(
+                f"{death}\n{call.pulse.done} of {call.pulse.total} replies are in; the rest is asked for "
+                f"again, of a new server where this one is gone (generation.server_restarts: {restarts} more)"
+            )
+            works = [work for work in works if not work.is_finished]
 
 
 def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardGeneration:

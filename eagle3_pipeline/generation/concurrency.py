@@ -19,8 +19,8 @@ from eagle3_pipeline.serving.metrics import ServerMetrics
 
 _logger = logging.getLogger(__name__)
 
-_EVERY_S = 2.0
-_EVERY_S_IN_SEARCH = 1.0
+# A reading costs the server 10 ms of a core, which on a CPU its workers wait for: only a search wants many.
+_EVERY_S, _EVERY_S_AT_REST, _EVERY_S_IN_SEARCH = 10.0, 2.0, 1.0
 _MOST_READINGS = 4096
 _ROWS = 100
 
@@ -50,7 +50,8 @@ class Regulator(AbstractAsyncContextManager["Regulator"]):
     """Reads the server's metrics while a job runs and, with `auto`, sets the number of slots, up to `most`.
 
     `readings` grows while it runs; when there are thousands, every other one is dropped.
-    While a server gives no metrics the slots stay as they are. An error of `on_reading` is raised at the end.
+    While a server gives no metrics the slots stay as they are. Any other error is logged at once and raised
+    at the end, unless the job itself failed. `readings` of earlier servers may be given to go on with.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Regulator(AbstractAsyncContextManager["Regulator"]):
         *,
         auto: bool,
         most: int,
+        readings: list[Reading] | None = None,
     ) -> None:
-        self.readings: list[Reading] = []
+        self.readings: list[Reading] = [] if readings is None else readings
         self._slots = slots
         self._scrape = scrape
         self._on_reading = on_reading
@@ -81,18 +83,31 @@ class Regulator(AbstractAsyncContextManager["Regulator"]):
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait([self._task])
-        if not self._task.cancelled():
+        if value is None and not self._task.cancelled():
             self._task.result()
 
     async def _run(self) -> None:
+        try:
+            await self._watch()
+        except Exception:
+            _logger.exception(
+                "The number of requests in flight stays as it is from now on, for a bug of ours:"
+            )
+            raise
+
+    async def _watch(self) -> None:
         while True:
             if (reading := await self._read()) is not None:
                 self._keep(reading)
                 self._on_reading(reading)
                 if self._climb is not None:
                     self._slots.total_tokens = self._climb.look(reading, self._slots.borrowed_tokens)
-            searches = self._climb is not None and not self._climb.rests
-            await asyncio.sleep(_EVERY_S_IN_SEARCH if searches else _EVERY_S)
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        if self._climb is None:
+            return _EVERY_S
+        return _EVERY_S_AT_REST if self._climb.rests else _EVERY_S_IN_SEARCH
 
     async def _read(self) -> Reading | None:
         """What has happened since the last call; None the first time, and when the server does not answer."""

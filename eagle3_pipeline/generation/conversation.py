@@ -9,6 +9,8 @@ context: vLLM gives a reply the room that is left, so that it ends truncated, an
 there is none. That turn is a refused sample, and those after it are not asked.
 """
 
+import itertools
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +27,8 @@ class Conversation:
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
         self.samples: list[Sample] = []
+        self.was_asked = False
+        """In this call: if its server died, it may be the prompt that kills it."""
 
     @property
     def sample_ids(self) -> list[str]:
@@ -103,9 +107,17 @@ class Conversation:
             )
         )
 
-    def forget_ids(self, turn: int) -> None:
-        """Keep of a sample what the next turns need, its text and verdict: the ids are on the disk."""
-        self.samples[turn] = replace(self.samples[turn], prompt_token_ids=[], completion_token_ids=[])
+    def forget(self, turn: int) -> None:
+        """Keep of a recorded sample what the next turns need: verdict, and content if there are any."""
+        content = self.samples[turn].content if self.turns_left else ""
+        self.samples[turn] = replace(
+            self.samples[turn], prompt_token_ids=[], completion_token_ids=[], reasoning="", content=content
+        )
+
+    def keep_only(self, recorded: Container[str]) -> None:
+        """Take back the samples from the first on that is not among the recorded."""
+        kept = itertools.takewhile(lambda sample: sample.sample_id in recorded, self.samples)
+        self.samples = list(kept)
 
     def _add(self, sample: Sample) -> Sample:
         self.samples.append(sample)

@@ -1,8 +1,9 @@
 """Whether a job goes wrong from its first reply on, before hours of it are recorded.
 
 Samples are held back until one of them shows that all is set up rightly: it is answered at all and,
-where a reasoning parser is set, it has thoughts. If none of the first 16 does, the job stops and
-leaves no sample behind that would have to be deleted.
+where a reasoning parser is set, it has thoughts. If none of the first 16 replies has thoughts, or all
+requests of the first round are refused, the job stops and leaves no sample behind that would have to be
+deleted. Refusals come at once and replies after minutes: a few refused prompts say nothing yet.
 """
 
 from eagle3_pipeline.errors import QualityError
@@ -12,10 +13,14 @@ _ENOUGH_REPLIES = 16
 
 
 class FirstReplies:
-    """Holds samples back until the job is known to be right; `parser` is the server's reasoning parser."""
+    """Holds samples back until the job is known to be right.
 
-    def __init__(self, parser: str | None) -> None:
+    `parser` is the server's reasoning parser, `slots` the number of requests that are out at once.
+    """
+
+    def __init__(self, parser: str | None, slots: int) -> None:
         self._parser = parser
+        self._most_refused = max(_ENOUGH_REPLIES, slots)
         self._held: list[Sample] = []
         self._trusted = False
         self._failed = False
@@ -28,11 +33,13 @@ class FirstReplies:
             return []  # a reply that comes in while the job is being stopped
         self._held.append(sample)
         self._trusted = self._is_right(sample)
-        if not self._trusted and len(self._held) >= _ENOUGH_REPLIES:
+        if self._trusted:
+            return self.rest()
+        if complaint := self._complaint():
             self._failed = True
-            held = self.rest()
-            raise QualityError(self._complaint(held))
-        return self.rest() if self._trusted else []
+            self._held = []
+            raise QualityError(complaint)
+        return []
 
     def rest(self) -> list[Sample]:
         """The samples that are still held back; a job with fewer than 16 replies gets no verdict."""
@@ -42,16 +49,19 @@ class FirstReplies:
     def _is_right(self, sample: Sample) -> bool:
         return sample.verdict != "refused" and (self._parser is None or bool(sample.reasoning.strip()))
 
-    def _complaint(self, held: list[Sample]) -> str:
-        refused = [sample for sample in held if sample.verdict == "refused"]
-        if len(refused) == len(held):
+    def _complaint(self) -> str | None:
+        refused = [sample for sample in self._held if sample.verdict == "refused"]
+        replies = [sample for sample in self._held if sample.verdict != "refused"]
+        if not replies and len(refused) >= self._most_refused:
             return (
-                f"the server refused all of the first {len(held)} requests with HTTP 400: "
-                f"{refused[0].content}. Nothing was recorded. Correct that and start again."
+                f"the server refused all of the first {len(refused)} requests: {refused[0].content}. None of "
+                "this was recorded. Correct that and start again."
             )
-        return (
-            f"server.generation.reasoning_parser is {self._parser!r}, but {len(held)} first replies carry no "
-            f"reasoning ({len(refused)} of them were refused). Expected thoughts in `reasoning` or "
-            "`reasoning_content`. Nothing was recorded. Name the parser of this model, or remove the "
-            f"setting if it does not think. One reply begins {held[-1].content[:80]!r}."
-        )
+        if len(replies) >= _ENOUGH_REPLIES:
+            return (
+                f"server.generation.reasoning_parser is {self._parser!r}, but {len(replies)} first "
+                "replies carry no reasoning. Expected thoughts in `reasoning` or `reasoning_content`. None of them was "
+                "recorded. Name the parser of this model, or remove the setting if it does not think. One "
+                f"begins {replies[-1].content[:80]!r}."
+            )
+        return None

@@ -13,14 +13,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from anyio import CapacityLimiter
 
 from eagle3_pipeline.background import all_or_none
-from eagle3_pipeline.errors import ServerStalled
+from eagle3_pipeline.errors import RequestsTimedOut, ServerStalled
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.concurrency import Reading
@@ -62,7 +62,7 @@ class Job:
         workers: int,
         server: str,
         begin_token: BeginToken,
-        reasoning_parser: str | None,
+        first_replies: FirstReplies,
         on_shard: Callable[[str, Manifest], None],
         readings: Sequence[Reading] = (),
     ) -> None:
@@ -74,17 +74,21 @@ class Job:
         self._readings = readings
         self._server = server
         self._begin_token = begin_token
-        self._first_replies = FirstReplies(reasoning_parser)
+        self._first_replies = first_replies
         self._on_shard = on_shard
-        # Lazy, so that a finished shard's replies can be forgotten.
-        self._queue = ((work, one) for work in works for one in work.conversations if one.turns_left)
+        for work in works:
+            work.forget_unrecorded()
+        pairs = [(work, one) for work in works for one in work.conversations if one.turns_left]
+        # Last those that were out when an earlier server died: one of them may kill this one, too.
+        self._queue = deque(sorted(pairs, key=lambda pair: pair[1].was_asked))
         self._shard_of = {
             name: work.name for work in works for one in work.conversations for name in one.sample_ids
         }
         self._to_write: list[Sample] = []
         self._news = asyncio.Event()
         self._closing = asyncio.Event()
-        self._given_up: dict[str, str] = {}
+        self._given_up: dict[str, Unanswered] = {}
+        self._suspects: list[tuple[Conversation, Unanswered]] = []
 
     async def run(self, client: Asks) -> None:
         """Ask for all turns; raises ServerError and its kinds, BadInput and QualityError.
@@ -97,30 +101,37 @@ class Job:
             await asyncio.wait([asking, writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
             asking.cancel()
-            await asyncio.wait([asking])
+            await _end_of(asking)
             self._to_write += self._first_replies.rest()
             self._closing.set()
             self._news.set()
-            await writer
+            await _end_of(writer)
+            writer.result()
         await asking
         if self._given_up:
-            name, reason = next(iter(self._given_up.items()))
-            raise ServerStalled(
-                f"{len(self._given_up)} requests got no reply (first {name}: {reason}); all others are "
-                "recorded. Start again to send just these. If they only take long, raise "
-                "generation.request_timeout_s or lower generation.concurrency."
-            )
+            self._raise_given_up()
+
+    def _raise_given_up(self) -> None:
+        name, trouble = next(iter(self._given_up.items()))
+        timed_out = all(one.reason == "timeout" for one in self._given_up.values())
+        kind = RequestsTimedOut if timed_out else ServerStalled
+        raise kind(
+            f"{len(self._given_up)} requests got no reply (first {name}: {trouble}); all others are "
+            "recorded. Start again to send just these. If they only take long, raise "
+            "generation.request_timeout_s or lower generation.concurrency."
+        )
 
     async def _ask_all(self, client: Asks) -> None:
         await all_or_none(self._work(client) for _ in range(self._workers))
+        self._convict(client)
 
     async def _work(self, client: Asks) -> None:
         while True:
             async with self._slots:
-                found = next(self._queue, None)
-                if found is None:
+                if not self._queue:
                     return
-                work, conversation = found
+                work, conversation = self._queue.popleft()
+                conversation.was_asked = True
                 work.started_at = work.started_at or time.monotonic()
                 await self._converse(client, conversation)
 
@@ -147,15 +158,24 @@ class Job:
             return conversation.add_refusal(str(refusal), client.sampling, self._server)
         except Unanswered as trouble:
             if trouble.may_be_the_prompt and await client.answers():
-                self._breaker.replied()
-                _logger.warning(f"{name} fails every time, and the server answers others: {trouble}")
-                return conversation.add_refusal(str(trouble), client.sampling, self._server)
-            self._given_up[name] = str(trouble)
+                self._suspects.append((conversation, trouble))
+            else:
+                self._given_up[name] = trouble
             self._breaker.gave_up(trouble.reason)
             return None
         self._breaker.replied()
+        self._convict(client)
         self._begin_token.check(reply.prompt_token_ids, name)
         return conversation.add_reply(reply, client.sampling, self._server)
+
+    def _convict(self, client: Asks) -> None:
+        """Refuse the prompts at which the server fails each time, once it has answered another one."""
+        suspects, self._suspects = self._suspects, []
+        for conversation, trouble in suspects:
+            _logger.warning(
+                f"{conversation.next_id} fails every time, and the server answers others: {trouble}"
+            )
+            self._accept(conversation.add_refusal(str(trouble), client.sampling, self._server), conversation)
 
     def _accept(self, sample: Sample, conversation: Conversation) -> None:
         self._pulse.replied(sample)
@@ -184,3 +204,10 @@ class Job:
         if work.is_complete:
             manifest = await asyncio.to_thread(work.finish, self._readings)
             self._on_shard(work.name, manifest)
+
+
+async def _end_of(task: "asyncio.Task[None]") -> None:
+    """Wait for the end of a task, also when this one is cancelled meanwhile: what was answered is written."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])

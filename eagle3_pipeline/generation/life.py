@@ -4,12 +4,14 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from eagle3_pipeline.background import Background
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
-from eagle3_pipeline.generation.concurrency import Regulator, make_slots
+from eagle3_pipeline.generation.concurrency import Reading, Regulator, make_slots
+from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.job import Job
 from eagle3_pipeline.generation.progress import Pulse
 from eagle3_pipeline.generation.shard_generation import ShardGeneration
@@ -19,7 +21,7 @@ from eagle3_pipeline.serving.metrics import scrape
 
 _logger = logging.getLogger(__name__)
 
-_PULSE_S = 5.0
+PULSE_S = 5.0
 
 OnShard = Callable[[str, Manifest], None]
 
@@ -46,74 +48,85 @@ class Running(Protocol):
     def check_alive(self) -> object: ...
 
 
-def ask_all(
-    lineage: Lineage,
-    works: list[ShardGeneration],
-    running: Running,
-    pulse: Pulse,
-    on_shard: OnShard,
-    beat: Callable[[], None],
-) -> None:
-    """Ask a running server for all missing replies of `works`; `beat` is called every 5 s and at the end.
+@dataclass(frozen=True)
+class Call:
+    """What the lives of the servers of one call share."""
 
-    Both callbacks are called in the caller's thread. Raises what Job.run raises.
+    lineage: Lineage
+    pulse: Pulse
+    first_replies: FirstReplies
+    on_shard: OnShard
+    beat: Callable[[], None]
+    """Called every 5 s while a job runs, and at its end."""
+    readings: list[Reading] = field(default_factory=list)
+
+
+def ask_all(call: Call, works: list[ShardGeneration], running: Running) -> None:
+    """Ask a running server for all missing replies of `works`; raises what Job.run raises.
+
+    The callbacks are called in the caller's thread.
     """
-    from eagle3_pipeline.generation.client import GenerationClient
-
-    recipe = lineage.recipe
-    settings = recipe.generation
-    breaker = Breaker(running.check_alive)
-    # Finished shards, and None at the end: they are announced in the caller's thread.
+    # Finished shards, and None at the end.
     news: queue.SimpleQueue[tuple[str, Manifest] | None] = queue.SimpleQueue()
 
-    def trouble(reason: str) -> None:
-        pulse.failed(reason)
-        breaker.trouble(reason)
+    def on_shard(shard: str, manifest: Manifest) -> None:
+        news.put((shard, manifest))
 
-    async def work() -> None:
-        slots = make_slots(settings)
-        regulator = Regulator(
-            slots,
-            lambda: scrape(running.base_url),
-            pulse.measured,
-            auto=settings.concurrency == "auto",
-            most=settings.most_in_flight,
-        )
-        job = Job(
-            works,
-            pulse,
-            breaker,
-            slots=slots,
-            workers=settings.most_in_flight,
-            server=running.spec.fingerprint,
-            begin_token=BeginToken.of(lineage.model_path()),
-            reasoning_parser=recipe.server.generation.reasoning_parser,
-            on_shard=lambda shard, manifest: news.put((shard, manifest)),
-            readings=regulator.readings,
-        )
-        client = GenerationClient(running.base_url, running.model, settings, on_trouble=trouble)
-        async with client, regulator:
-            await job.run(client)
-
-    with Background(work, on_end=lambda: news.put(None)) as background:
-        _announce(news, beat, on_shard)
+    with Background(
+        lambda: _ask(call, works, running, on_shard), on_end=lambda: news.put(None)
+    ) as background:
+        _announce(news, call)
         background.result()
 
 
-def _announce(
-    news: "queue.SimpleQueue[tuple[str, Manifest] | None]", beat: Callable[[], None], on_shard: OnShard
-) -> None:
+async def _ask(call: Call, works: list[ShardGeneration], running: Running, on_shard: OnShard) -> None:
+    from eagle3_pipeline.generation.client import GenerationClient
+
+    settings = call.lineage.recipe.generation
+    slots = make_slots(settings)
+    breaker = Breaker(running.check_alive)
+
+    def trouble(reason: str) -> None:
+        call.pulse.failed(reason)
+        breaker.trouble(reason)
+
+    job = Job(
+        works,
+        call.pulse,
+        breaker,
+        slots=slots,
+        workers=settings.most_in_flight,
+        server=running.spec.fingerprint,
+        begin_token=BeginToken.of(call.lineage.model_path()),
+        first_replies=call.first_replies,
+        on_shard=on_shard,
+        readings=call.readings,
+    )
+    regulator = Regulator(
+        slots,
+        lambda: scrape(running.base_url),
+        call.pulse.measured,
+        auto=settings.concurrency == "auto",
+        most=settings.most_in_flight,
+        readings=call.readings,
+    )
+    client = GenerationClient(running.base_url, running.model, settings, on_trouble=trouble)
+    async with client, regulator:
+        await job.run(client)
+
+
+def _announce(news: "queue.SimpleQueue[tuple[str, Manifest] | None]", call: Call) -> None:
     """Pass on finished shards until the job ends, with a line of progress in between."""
-    next_beat = time.monotonic() + _PULSE_S
+    next_beat = time.monotonic() + PULSE_S
     while True:
         try:
             one = news.get(timeout=max(0.0, next_beat - time.monotonic()))
         except queue.Empty:
-            beat()
-            next_beat = time.monotonic() + _PULSE_S
+            call.beat()
+            next_beat = time.monotonic() + PULSE_S
             continue
         if one is None:
-            beat()
+            call.beat()
             return
         shard, manifest = one
         facts = manifest.facts
@@ -121,4 +134,4 @@ def _announce(
             f"{shard} is made: {facts['samples']} samples ({facts['good']} good, {facts['truncated']} "
             f"truncated), {facts['completion_tokens']} completion tokens"
         )
-        on_shard(shard, manifest)
+        call.on_shard(shard, manifest)

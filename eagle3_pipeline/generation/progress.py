@@ -61,12 +61,17 @@ class Pulse:
         self._errors: Counter[str] = Counter()
         self._last_minute: deque[tuple[float, int]] = deque()  # when, tokens
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT_REPLIES)  # tokens, seconds
-        self._reading: tuple[float, float] | None = None  # by the given clock, tokens per second
+        self._readings: deque[tuple[float, float, float]] = (
+            deque()
+        )  # by the given clock: when, tokens, seconds
+        self._read_at: float | None = None
 
     def server_starts(self) -> None:
         """A server is awaited, until the next request is sent."""
         with self._lock:
             self._starts = True
+            self._readings.clear()
+            self._read_at = None
 
     def sent(self, name: str) -> None:
         """A request is on its way."""
@@ -112,7 +117,10 @@ class Pulse:
     def measured(self, reading: Reading) -> None:
         """The server's metrics were read."""
         with self._lock:
-            self._reading = self._clock(), reading.tokens_per_second
+            if self._read_at is not None:
+                seconds = reading.at - self._read_at
+                self._readings.append((self._clock(), reading.tokens_per_second * seconds, seconds))
+            self._read_at = reading.at
 
     @property
     def done(self) -> int:
@@ -169,8 +177,11 @@ class Pulse:
         if window <= 0:
             return 0.0, 0.0
         requests = len(self._last_minute) / window
-        if self._reading is not None and self._clock() - self._reading[0] < _FRESH_S:
-            return requests, self._reading[1]
+        while self._readings and self._readings[0][0] < self._clock() - _WINDOW_S:
+            self._readings.popleft()
+        if self._readings and self._clock() - self._readings[-1][0] < _FRESH_S:
+            seconds = sum(one for _, _, one in self._readings)
+            return requests, sum(tokens for _, tokens, _ in self._readings) / seconds
         return requests, sum(tokens for _, tokens in self._last_minute) / window
 
     def _tokens_so_far(self, seconds: Iterable[float], reply_rate: float) -> list[int]:

@@ -25,8 +25,8 @@ class RequestRefused(Exception):
 class Unanswered(Exception):
     """No reply, for a `reason` short enough to be counted by.
 
-    `again`: worth another try at once. `may_be_the_prompt`: the server failed at this request (HTTP 500),
-    which may lie in the prompt or in the server.
+    `again`: worth another try at once. `may_be_the_prompt`: the server failed at this request (HTTP 500, at
+    each attempt), which may lie in the prompt or in the server.
     """
 
     def __init__(

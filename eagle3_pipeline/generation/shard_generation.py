@@ -9,11 +9,12 @@ The journal's lock keeps a second process out of the shard. It is taken before a
 """
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from eagle3_pipeline.durable_files import Journal, read_journal
+from eagle3_pipeline.durable_files import Journal
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.generation.concurrency import Reading, history
 from eagle3_pipeline.generation.conversation import Conversation
@@ -36,8 +37,9 @@ class ShardGeneration:
         self.started_at: float | None = None
         self.is_finished = False
         self._of_prompt = {one.prompt.prompt_id: one for one in self.conversations}
-        self._recorded: set[str] = set()
-        self._journal = Journal(place.folder / JOURNAL_NAME, place.fingerprint)
+        # Where the record of each sample begins in the journal.
+        self._recorded: dict[str, int] = {}
+        self._journal = Journal(place.folder / JOURNAL_NAME, place.fingerprint, slim=_without_ids)
         try:
             self._take_up()
         except BaseException:
@@ -68,23 +70,23 @@ class ShardGeneration:
         return sum(one.turns_left for one in self.conversations)
 
     def record(self, samples: list[Sample]) -> None:
-        """Append samples to the journal; then they are on the disk, and only their texts in memory."""
-        self._journal.append(sample.to_record() for sample in samples)
-        self._recorded.update(sample.sample_id for sample in samples)
-        for sample in samples:
-            self._of_prompt[sample.prompt_id].forget_ids(sample.turn)
+        """Append samples to the journal; then they are on the disk, and in memory only what goes on."""
+        offsets = self._journal.append(sample.to_record() for sample in samples)
+        for sample, offset in zip(samples, offsets, strict=True):
+            self._recorded[sample.sample_id] = offset
+            self._of_prompt[sample.prompt_id].forget(sample.turn)
+
+    def forget_unrecorded(self) -> None:
+        """Take back replies that never came to the disk: they are asked for again."""
+        for one in self.conversations:
+            one.keep_only(self._recorded)
 
     def finish(self, readings: Sequence[Reading] = ()) -> Manifest:
         """Write the Parquet file, then the manifest, with the server's readings; then remove the journal."""
-        recorded = {record["sample_id"]: record for record in read_journal(self._journal.path)}
-        samples = [
-            Sample.from_record(recorded[one.sample_id])
-            for conversation in self.conversations
-            for one in conversation.samples
-        ]
         path = self.place.folder / SAMPLES_NAME
-        write_samples(path, samples)
-        manifest = self.place.finish([path], self._facts(samples, readings))
+        tally = _Tally()
+        write_samples(path, map(tally.add, self._samples()))
+        manifest = self.place.finish([path], {**tally.facts(), **self._facts(readings)})
         self.close()
         remove_journal(self.place)
         self.is_finished = True
@@ -101,8 +103,15 @@ class ShardGeneration:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _samples(self) -> Iterator[Sample]:
+        """All samples as they were recorded, in the order of the prompts and their turns."""
+        for conversation in self.conversations:
+            for one in conversation.samples:
+                yield Sample.from_record(self._journal.read(self._recorded[one.sample_id]))
+
     def _take_up(self) -> None:
         samples = [Sample.from_record(record) for record in self._journal.records]
+        self._journal.records.clear()
         by_id = {sample.sample_id: sample for sample in samples}
         known = {name for one in self.conversations for name in one.sample_ids}
         if foreign := by_id.keys() - known:
@@ -111,27 +120,53 @@ class ShardGeneration:
                 f"first {min(foreign)}. Were the prompts made by another version? Move the journal away to "
                 "start the shard again."
             )
-        self._recorded = set(by_id)
+        offsets = zip(samples, self._journal.offsets, strict=True)
+        self._recorded = {sample.sample_id: offset for sample, offset in offsets}
         for one in self.conversations:
             one.take_up(by_id)
-        self._journal.records.clear()  # token ids as Python integers: a run of them would be gigabytes
         for sample in samples:
-            self._of_prompt[sample.prompt_id].forget_ids(sample.turn)
+            self._of_prompt[sample.prompt_id].forget(sample.turn)
 
-    def _facts(self, samples: list[Sample], readings: Sequence[Reading]) -> dict[str, Any]:
+    def _facts(self, readings: Sequence[Reading]) -> dict[str, Any]:
         seconds = time.monotonic() - self.started_at if self.started_at is not None else 0.0
-        lengths = [len(sample.completion_token_ids) for sample in samples if sample.verdict != "refused"]
         return {
-            "samples": len(samples),
-            **{verdict: sum(one.verdict == verdict for one in samples) for verdict in VERDICTS},
-            "prompt_tokens": sum(len(sample.prompt_token_ids) for sample in samples),
-            "completion_tokens": sum(lengths),
-            "completion_lengths": histogram(lengths),
             "turns_not_asked": sum(len(one.prompt.turns) - len(one.samples) for one in self.conversations),
             # Of the call that finished it: from the first request of the shard to its last reply.
             "seconds": round(seconds, 3),
             "server_history": history(readings, since=self.started_at or 0.0),
         }
+
+
+class _Tally:
+    """What is counted of the samples of a shard while they are written."""
+
+    def __init__(self) -> None:
+        self._verdicts: Counter[str] = Counter()
+        self._lengths: list[int] = []
+        self._prompt_tokens = 0
+
+    def add(self, sample: Sample) -> Sample:
+        """Count one sample and pass it on."""
+        self._verdicts[sample.verdict] += 1
+        self._prompt_tokens += len(sample.prompt_token_ids)
+        if sample.verdict != "refused":
+            self._lengths.append(len(sample.completion_token_ids))
+        return sample
+
+    def facts(self) -> dict[str, Any]:
+        """The counts as facts of a manifest."""
+        return {
+            "samples": self._verdicts.total(),
+            **{verdict: self._verdicts[verdict] for verdict in VERDICTS},
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": sum(self._lengths),
+            "completion_lengths": histogram(self._lengths),
+        }
+
+
+def _without_ids(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as it is kept in memory: token ids as Python integers, of a whole run, would be gigabytes."""
+    return {**record, "prompt_token_ids": [], "completion_token_ids": []}
 
 
 def remove_journal(place: Place) -> None:

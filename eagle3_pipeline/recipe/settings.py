@@ -119,8 +119,8 @@ class Generation(Strict):
     """Limit of one request from its sending to its last byte. By default 300 s, and 0.25 s for each token
     that it may take."""
     server_restarts: NonNegativeInt = 5
-    """A server that dies while it answers is started again this often within one step, for as long as each
-    of its lives adds replies."""
+    """How often in one step a server that dies while it answers, or leaves requests without a reply, is
+    followed by another one; never after two in a row that added no reply."""
     max_truncated_share: Share = 0.5
     """More truncated samples than this fail `sample_audit`."""
     max_rejected_share: Share = 0.1

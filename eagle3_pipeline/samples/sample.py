@@ -31,7 +31,7 @@ class Sample:
     completion_token_ids: list[int]
     """The reply with its closing end-of-turn id, where it has one."""
     finish_reason: str
-    """`stop` or `length` as the server says it; `refused` when it answered with HTTP 400."""
+    """`stop` or `length` as the server says it; `refused` when it takes no such request, or fails at it."""
     content: str
     """The answer as text; the server's message when refused."""
     reasoning: str

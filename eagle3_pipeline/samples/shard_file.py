@@ -4,9 +4,10 @@ Columns are the fields of Sample; ids are `list<int32>`, `usage` and `sampling` 
 new count or setting is no new column type.
 """
 
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +21,33 @@ _JSON_COLUMNS = ("usage", "sampling")
 _GROUP_SAMPLES = 50
 
 
-def write_samples(path: Path, samples: list[Sample]) -> None:
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Write all samples of a shard, in order, atomically and durably; raises ValueError on a double id."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    ids = [one.sample_id for one in samples]
-    if len(set(ids)) != len(ids):
-        double = sorted({one for one in ids if ids.count(one) > 1})
-        raise ValueError(f"{len(double)} sample ids occur twice, first {double[0]}: write each once")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with pq.ParquetWriter(temporary, _schema(), compression="zstd") as file:
-            for start in range(0, len(samples), _GROUP_SAMPLES):
-                rows = [_to_row(one) for one in samples[start : start + _GROUP_SAMPLES]]
-                file.write_table(pa.Table.from_pylist(rows, schema=_schema()))
+            rows = map(_to_row, _each_once(samples))
+            while group := list(itertools.islice(rows, _GROUP_SAMPLES)):
+                file.write_table(pa.Table.from_pylist(group, schema=_schema()))
         fsync_file(temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def _each_once(samples: Iterable[Sample]) -> Iterator[Sample]:
+    seen: set[str] = set()
+    for one in samples:
+        if one.sample_id in seen:
+            raise ValueError(f"the sample id {one.sample_id} occurs twice: write each once")
+        seen.add(one.sample_id)
+        yield one
 
 
 def read_samples(path: Path) -> list[Sample]:

@@ -253,3 +253,15 @@ def test_a_greeting_asked_once_tells_a_well_server_from_a_broken_one(status: int
     assert asyncio.run(asking.client().answers()) is answers
     assert [one["max_completion_tokens"] for one in asking.sent] == [1]
     assert asking.troubles == []
+
+
+@pytest.mark.parametrize(
+    ("first", "blames"), [((500,) * 5, True), ((503, 500, 500, 500, 500), False)], ids=["all 500", "one 503"]
+)
+def test_a_prompt_is_suspected_only_if_the_server_fails_at_each_attempt(
+    first: tuple[int, ...], blames: bool
+) -> None:
+    left = [*first, 500]
+    with pytest.raises(Unanswered) as raised:
+        Asking(lambda request: httpx.Response(left.pop(0))).ask()
+    assert raised.value.may_be_the_prompt is blames

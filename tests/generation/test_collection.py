@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from eagle3_pipeline.errors import BadInput, Busy, MissingInput, RecipeError, ServerDied
-from eagle3_pipeline.generation import life
+from eagle3_pipeline.durable_files import read_journal
+from eagle3_pipeline.errors import BadInput, Busy, MissingInput, NotEnoughRoom, RecipeError, ServerDied
+from eagle3_pipeline.generation import collection, life
 from eagle3_pipeline.generation.collection import collect_samples, open_shard
 from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.lineage import Lineage
@@ -190,12 +191,46 @@ def test_a_server_that_dies_too_often_ends_the_step_with_all_else_still_to_do(
     assert len(set(server.asked)) == 44
 
 
-def test_a_server_that_dies_without_a_reply_is_not_started_again(server: ChatServer, tmp_path: Path) -> None:
+def test_after_two_lives_without_a_reply_no_server_is_started_again(
+    server: ChatServer, tmp_path: Path
+) -> None:
     lineage = make_lineage(tmp_path, [1] * 50, 50)
-    dies_after(server, lineage, 0)
-    with pytest.raises(ServerDied, match="life 1 ended"):
+    dies_after(server, lineage, 0, 0, 0)
+    with pytest.raises(ServerDied, match="life 2 ended"):
         collect(lineage, server)
-    assert server.opened == 1
+    assert server.opened == 2
+
+
+def test_a_prompt_that_kills_each_server_leaves_all_others_answered(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    lineage = make_lineage(tmp_path, [1] * 50, 50)
+
+    def die_at_the_first(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
+        if server.asked[-1] != "p0-t0" and body["messages"][-1]["content"] != "p0.0":
+            return False
+        server.death = ServerDied("killed by a prompt")
+        handler.close_connection = True
+        return True
+
+    server.behave = die_at_the_first
+    with pytest.raises(ServerDied, match="killed by a prompt"):
+        collect(lineage, server)
+    (journal,) = (lineage.synthetic_samples("p50-s000").folder).glob("*.jsonl")
+    answered = {record["sample_id"] for record in read_journal(journal)}
+    assert "p0-t0" not in answered
+    assert len(answered) >= 46  # but for those that were out with it
+
+
+def test_a_full_disk_is_named_also_when_a_shard_is_opened(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(collection, "ShardGeneration", no_room)
+    with pytest.raises(NotEnoughRoom, match="Recorded replies stand"):
+        collect(make_lineage(tmp_path, [1] * 2, 2), server)
 
 
 def test_a_connection_lost_in_the_middle_of_a_reply_is_tried_again(
@@ -271,7 +306,7 @@ def test_a_cancel_in_the_middle_keeps_what_was_answered_and_leaves_no_thread(
 def test_the_job_tells_every_few_seconds_how_it_goes(
     server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(life, "_PULSE_S", 0.01)
+    monkeypatch.setattr(life, "PULSE_S", 0.01)
     told = threading.Event()
 
     def wait_for_a_line(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:

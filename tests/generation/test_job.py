@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline.durable_files import read_journal
-from eagle3_pipeline.errors import DamagedFile, QualityError, ServerDied, ServerStalled
+from eagle3_pipeline.errors import DamagedFile, QualityError, RequestsTimedOut, ServerDied, ServerStalled
+from eagle3_pipeline.generation.collection import open_shard
 from eagle3_pipeline.generation.reply import Unanswered
+from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples import Sample, read_samples
-from tests.generation.world import Answers, make_lineage, run_job
+from tests.generation.world import Answers, make_lineage, reply_to, run_job
 
 STOPS = ("empty", "degenerate", "refused", "thinking")  # what a conversation ends at
 
@@ -170,7 +172,7 @@ def test_a_request_that_is_given_up_stays_to_be_done_and_the_others_are_made(tmp
             raise Unanswered("timeout", "no reply in 30 s", again=False)
 
     lineage = make_lineage(tmp_path, [1] * 4, 2)
-    with pytest.raises(ServerStalled, match=r"1 requests got no reply \(first p1-t0: timeout"):
+    with pytest.raises(RequestsTimedOut, match=r"1 requests got no reply \(first p1-t0: timeout"):
         run_job(lineage, Answers(before=before))
     assert on_disk(lineage) == {"p0-t0", "p2-t0", "p3-t0"}
     assert lineage.synthetic_samples("p2-s001").manifest() is not None
@@ -192,6 +194,33 @@ def test_a_prompt_at_which_a_well_server_always_fails_is_a_counted_rejection(tmp
     run_job(lineage, Answers(before=fails_at("p1-t0")))
     assert [one.verdict for one in samples_of(lineage)] == ["good", "refused", "good", "good"]
     assert samples_of(lineage)[1].content == "HTTP 500: cannot render"
+
+
+def test_a_server_that_answers_greetings_only_marks_no_prompt(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 40, 40)
+    with pytest.raises(ServerStalled, match="5 requests in a row"):
+        run_job(lineage, Answers(before=fails_at(*(f"p{number}-t0" for number in range(40)))))
+    assert on_disk(lineage) == set()
+
+
+def test_a_few_refusals_that_come_before_any_reply_stop_nothing(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1] * 40, 40)
+    kinds = {f"p{number}-t0": "refused" for number in range(20)}
+    run_job(lineage, Answers(kinds, delays={f"p{number}-t0": 200 for number in range(20, 40)}), slots=30)
+    assert len(samples_of(lineage)) == 40
+
+
+def test_what_never_came_to_the_disk_is_asked_for_again_in_the_next_life(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [2, 1], 2)
+    work = open_shard(lineage, "p2-s000")
+    assert isinstance(work, ShardGeneration)
+    with work:
+        for conversation in work.conversations:
+            conversation.add_reply(reply_to([{"role": "user", "content": "p.0"}]), {}, "server")
+        work.record(work.conversations[0].samples[:])
+        work.forget_unrecorded()
+        assert [len(one.samples) for one in work.conversations] == [1, 0]
+        assert work.turns_left == 2
 
 
 def test_a_server_that_fails_at_everything_marks_no_prompt(tmp_path: Path) -> None:
@@ -232,7 +261,7 @@ def test_a_reasoning_parser_that_works_for_some_replies_is_trusted(tmp_path: Pat
 def test_a_server_that_refuses_everything_stops_the_job_and_records_nothing(tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 40, 40)
     kinds = {f"p{number}-t0": "refused" for number in range(40)}
-    with pytest.raises(QualityError, match="refused all of the first 16 requests with HTTP 400: too long"):
+    with pytest.raises(QualityError, match="refused all of the first 16 requests: too long"):
         run_job(lineage, Answers(kinds))
     assert on_disk(lineage) == set()
 

@@ -35,8 +35,10 @@ def sample(name: str, tokens: int, verdict: Verdict = "good") -> Sample:
     return Sample(**{**values, "sample_id": name, "completion_token_ids": [2] * tokens, "verdict": verdict})
 
 
-def reading(tokens_per_second: float) -> Reading:
-    return Reading(0.0, 8, 8, 0, tokens_per_second, 0.5, 0)
+def measure(pulse: Pulse, clock: Clock, tokens_per_second: float, seconds: float = 2) -> None:
+    """A reading of the server `seconds` after the one before."""
+    clock.now += seconds
+    pulse.measured(Reading(clock.now, 8, 8, 0, tokens_per_second, 0.5, 0))
 
 
 def answer(pulse: Pulse, name: str, tokens: int, verdict: Verdict = "good") -> None:
@@ -69,11 +71,22 @@ def test_rates_now_look_at_the_last_minute_and_the_mean_at_all(clock: Clock) -> 
 def test_tokens_now_are_those_of_the_server_while_it_was_asked_just_now(clock: Clock) -> None:
     pulse = Pulse(1000, 0, longest=512, clock=clock)
     run(pulse, clock, 60, 1)
-    pulse.measured(reading(3000.0))
+    measure(pulse, clock, 0)
+    measure(pulse, clock, 3000)
+    measure(pulse, clock, 0, seconds=1)  # one poor moment is not the last minute
     clock.now += 10
-    assert pulse.vitals().tokens_per_second == 3000
+    assert pulse.vitals().tokens_per_second == 2000
     clock.now += 10
     assert pulse.vitals().tokens_per_second == pytest.approx(100, rel=0.05)
+
+
+def test_what_a_dead_server_made_is_not_now(clock: Clock) -> None:
+    pulse = Pulse(1000, 0, longest=512, clock=clock)
+    run(pulse, clock, 60, 1)
+    measure(pulse, clock, 0)
+    measure(pulse, clock, 3000)
+    pulse.server_starts()
+    assert pulse.vitals().tokens_per_second == pytest.approx(100, rel=0.1)
 
 
 def test_tokens_so_far_of_running_requests_are_in_the_mean(clock: Clock) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from anyio import CapacityLimiter
+
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
 from eagle3_pipeline.generation.collection import open_shard
-from eagle3_pipeline.generation.concurrency import make_slots
+from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.job import Job
 from eagle3_pipeline.generation.progress import Pulse
 from eagle3_pipeline.generation.reply import Reply, RequestRefused
@@ -131,9 +133,11 @@ def run_job(
     shards: Sequence[str] | None = None,
     check_alive: Callable[[], object] = lambda: None,
     parser: str | None = None,
+    slots: int | None = None,
 ) -> list[str]:
     """Collect with a client instead of a server; returns the shards that were finished, in order."""
     finished: list[str] = []
+    in_flight = slots or lineage.recipe.generation.most_in_flight
     opened = [open_shard(lineage, shard) for shard in shards or lineage.recipe.shards]
     works = [work for work in opened if isinstance(work, ShardGeneration)]
     left = sum(one.turns_left for work in works for one in work.conversations)
@@ -146,11 +150,11 @@ def run_job(
             works,
             Pulse(left, 0, longest=64),
             Breaker(check_alive),
-            slots=make_slots(lineage.recipe.generation),
-            workers=lineage.recipe.generation.most_in_flight,
+            slots=CapacityLimiter(in_flight),
+            workers=in_flight,
             server="server",
             begin_token=BeginToken(None, False),
-            reasoning_parser=parser,
+            first_replies=FirstReplies(parser, in_flight),
             on_shard=on_shard,
         )
         await job.run(client)
