@@ -6,13 +6,15 @@
     ├── DamagedFile            a file of ours is not what its manifest or format says
     ├── NotEnoughRoom          disk or memory: what is wanted, what is free
     ├── BadInput               prompts, models or drafts from outside that cannot be used
+    ├── SourceUnreachable      the network or the hub failed while a dataset was read
     ├── QualityError           a measured share, loss or acceptance is outside its bound
     ├── Busy                   another process works on these GPUs or writes this shard
     └── ServerError            anything about the life of a vLLM server
         ├── ServerRefused      it cannot start like this (flags, port, model): do not retry
         ├── ServerDied         the process ended while it was loading or working
         ├── ServerStopped      a person stopped it while it was in use: do not retry
-        ├── ServerStalled      alive, but it makes no tokens, or requests get no reply in time
+        ├── ServerStalled      alive, but it makes no tokens, or nobody gets a reply
+        ├── RequestsTimedOut   some requests ran over their limit: do not retry, raise the limit
         └── ServerNotReady     alive, but not ready within its time limit: do not retry, raise the limit
 
 A message says what was found, what was expected and what to do. `retryable` is what an
@@ -44,6 +46,12 @@ class NotEnoughRoom(Eagle3Error):
 
 class BadInput(Eagle3Error, ValueError):
     """Data from outside (prompts, model folder, draft) cannot be used as it is."""
+
+
+class SourceUnreachable(Eagle3Error):
+    """A dataset could not be reached, or no further; the network or the hub may be back soon."""
+
+    retryable = True
 
 
 class QualityError(Eagle3Error):
@@ -78,6 +86,13 @@ class ServerStalled(ServerError):
     """The server's process lived, but made no tokens for requests that ran, or gave no reply in time."""
 
     retryable = True
+
+
+class RequestsTimedOut(ServerError):
+    """Requests ran over their limit while others were answered.
+
+    Another attempt would wait for the same limit again; the message names the setting to raise.
+    """
 
 
 class ServerNotReady(ServerError):
