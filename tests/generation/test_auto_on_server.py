@@ -1,4 +1,7 @@
-"""A whole job with `concurrency: auto` on the stand-in as a process."""
+"""A whole job with `concurrency: auto` on the stand-in as a process: what holds at any speed of the machine.
+
+What the search finds is tested in virtual time, in test_climb.py.
+"""
 
 from pathlib import Path
 
@@ -11,11 +14,11 @@ from tests.generation.chat_server import ChatServer
 from tests.generation.world import make_lineage
 
 
-def test_a_job_finds_its_number_and_shows_in_each_shard_what_it_did(
+def test_a_job_with_auto_makes_all_samples_and_shows_in_each_shard_what_it_did(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(concurrency, "_EVERY_S", 0.1)
-    monkeypatch.setattr(concurrency, "_EVERY_S_IN_SEARCH", 0.1)
+    for name in ("_EVERY_S_AT_REST", "_EVERY_S_IN_SEARCH"):
+        monkeypatch.setattr(concurrency, name, 0.1)
     monkeypatch.setattr(climb, "_LEAST_S", 0.2)
     monkeypatch.setattr(climb, "_LONGEST_INTAKE", 3)
     generation = {"concurrency": "auto", "max_completion_tokens": 64}
@@ -23,13 +26,11 @@ def test_a_job_finds_its_number_and_shows_in_each_shard_what_it_did(
     with stand_in(tmp_path / "server", tiny_llama, "--max-num-seqs", "40", seconds_per_token=0.01) as fake:
         server = ChatServer(str(fake.client.base_url).rstrip("/"), SERVED_NAME)
         made = collect_samples(lineage, lineage.recipe.shards, server.open, lambda shard, manifest: None)
-    assert sum(manifest.facts["samples"] for manifest in made) == 240
+    assert [manifest.facts["samples"] for manifest in made] == [120, 120]
     for manifest in made:
         history = manifest.facts["server_history"]
         assert 0 < len(history["seconds"]) <= 100
-        assert max(history["running"]) <= 40
-        assert max(history["tokens_per_second"]) > 500
-    limits = made[0].facts["server_history"]["limit"] + made[1].facts["server_history"]["limit"]
-    # 64 were tried, and left again for the queue of 24: 40 that run, and 2 that wait for the next place.
-    assert max(limits) == 64
-    assert limits[-1] <= 42
+        assert 0 < max(history["running"]) <= 40
+        assert max(history["tokens_per_second"]) > 0
+        assert min(history["limit"]) >= 1
+        assert max(history["limit"]) <= lineage.recipe.generation.most_in_flight

@@ -16,8 +16,8 @@ from eagle3_pipeline.serving.metrics import ServerMetrics, parse_metrics
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings follow each other at once."""
-    monkeypatch.setattr(concurrency, "_EVERY_S", 0.001)
-    monkeypatch.setattr(concurrency, "_EVERY_S_IN_SEARCH", 0.001)
+    for name in ("_EVERY_S", "_EVERY_S_AT_REST", "_EVERY_S_IN_SEARCH"):
+        monkeypatch.setattr(concurrency, name, 0.001)
     monkeypatch.setattr(climb, "_LEAST_S", 0.0)
 
 
@@ -99,8 +99,9 @@ def test_what_goes_wrong_in_the_listener_is_raised_at_the_end() -> None:
         raise ValueError("our own mistake")
 
     async def run() -> None:
-        async with Regulator(slots, Server(slots).scrape, listen, auto=False, most=2):
-            await asyncio.sleep(0.2)
+        async with Regulator(slots, Server(slots).scrape, listen, auto=False, most=2) as regulator:
+            assert regulator._task is not None
+            await asyncio.wait([regulator._task], timeout=10)
 
     with pytest.raises(ValueError, match="our own mistake"):
         asyncio.run(run())
