@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline.prompts.near_duplicates import NearDuplicates, shingles
@@ -30,6 +30,7 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
     assert len(shingles("Was heißt 今天?")) == 1
 
 
+@settings(deadline=None)
 @given(kept=st.lists(_sets, max_size=8), query=_sets, bound=st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0]))
 def test_what_is_found_is_the_first_above_the_bound(
     kept: list[frozenset[int]], query: frozenset[int], bound: float
@@ -46,12 +47,28 @@ def test_what_is_found_is_the_first_above_the_bound(
         assert int(found[0]) <= int(equal[0])
 
 
+@settings(deadline=None)
 @given(base=st.frozensets(st.integers(0, 2**64 - 1), min_size=20, max_size=60))
 def test_a_set_with_one_element_changed_is_found(base: frozenset[int]) -> None:
     index = NearDuplicates(0.7)
     index.add("base", base)
     changed = base - {min(base)} | {(min(base) + 1) % 2**64}
     assert index.find(changed) is not None
+
+
+@settings(deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), bound=st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9, 0.95]))
+def test_the_estimate_spares_comparisons_and_changes_no_verdict(seed: int, bound: float) -> None:
+    """Queries of every similarity to 30 sets; an index that compares all its candidates says the same."""
+    chance = random.Random(seed)
+    base = [chance.getrandbits(64) for _ in range(120)]
+    index, exact = NearDuplicates(bound), NearDuplicates(bound)
+    exact._fewest_agreeing = 0
+    for number in range(30):
+        elements = frozenset([*chance.sample(base, chance.randint(1, 120)), chance.getrandbits(64)])
+        assert index.find(elements) == exact.find(elements)
+        index.add(str(number), elements)
+        exact.add(str(number), elements)
 
 
 def test_nothing_is_above_a_bound_of_one() -> None:
