@@ -16,6 +16,7 @@ class ChatLength:
     def __init__(self, model_path: Path, *, trust_remote_code: bool = False) -> None:
         self._model_path = model_path
         self._trust_remote_code = trust_remote_code
+        self._has_rendered = False
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -32,7 +33,8 @@ class ChatLength:
         """Tokens up to the place where the target answers the last user turn.
 
         Replies in between are not known yet and count as one character. Raises RowRejected if the
-        chat template does (one without system messages, for example), and BadInput if there is none.
+        chat template does (one without system messages, for example) or fails at this row. Raises BadInput
+        if there is none, or if it fails before it has rendered any row.
         """
         from jinja2 import TemplateError
 
@@ -41,8 +43,18 @@ class ChatLength:
             if number:
                 messages.append({"role": "assistant", "content": _UNKNOWN_REPLY})
             messages.append({"role": "user", "content": turn})
+        tokenizer = self._tokenizer
         try:
-            ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         except TemplateError as error:
             raise RowRejected("template", str(error)) from error
+        except (TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            if self._has_rendered:
+                raise RowRejected("template", what) from error
+            raise BadInput(
+                f"tokenizer or chat template of {self._model_path} fails at the first prompt: {what}. "
+                "Look at both there; a target whose chats can be rendered is wanted."
+            ) from error
+        self._has_rendered = True
         return len(ids)

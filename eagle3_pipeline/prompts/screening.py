@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from eagle3_pipeline.prompts.near_duplicates import NearDuplicates, shingles
+from eagle3_pipeline.prompts.held_out import HeldOut
+from eagle3_pipeline.prompts.near_duplicates import NearDuplicates, plain, shingles
 from eagle3_pipeline.prompts.parsing import ParsedPrompt, Reason, RowRejected, parse
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.sources import Row
@@ -42,12 +43,7 @@ class Screening:
         self._max_prompt_tokens = max_prompt_tokens
         self._texts: dict[tuple[str, ...], str] = {}
         self._kept = NearDuplicates(near_duplicate_similarity)
-        self._held_out = NearDuplicates(near_duplicate_similarity)
-        self._held_out_texts: dict[str, str] = {}
-        for prompt in held_out:
-            first = prompt.turns[0]  # the one that the evaluation sends
-            self._held_out_texts.setdefault(_plain(first), prompt.source)
-            self._held_out.add(prompt.source, shingles(first))
+        self._held_out = HeldOut(held_out, near_duplicate_similarity)
 
     def judge(self, row: Row) -> Prompt | Rejection:
         """The prompt of a row, remembered for the rows to come, or why there is none."""
@@ -55,7 +51,7 @@ class Screening:
             parsed = parse(row.value, row.column)
             self._check_length(parsed)
             sets = [shingles(turn) for turn in parsed.turns]
-            self._check_evaluation(parsed, sets)
+            self._held_out.check(parsed, sets)
             self._check_duplicates(parsed, sets, row)
         except RowRejected as rejected:
             return Rejection(row.where, rejected.reason, rejected.detail)
@@ -67,24 +63,13 @@ class Screening:
             bound = self._max_prompt_tokens
             raise RowRejected("too_long", f"{tokens} tokens, prompts.max_prompt_tokens is {bound}")
 
-    def _check_evaluation(self, parsed: ParsedPrompt, sets: list[frozenset[int]]) -> None:
-        for turn, elements in zip(parsed.turns, sets, strict=True):
-            if (name := self._held_out_texts.get(_plain(turn))) is not None:
-                raise RowRejected("near_evaluation", f"same as one of {name}")
-            if (found := self._held_out.find(elements)) is not None:
-                raise RowRejected("near_evaluation", f"similarity {found[1]:.2f} to one of {found[0]}")
-
     def _check_duplicates(self, parsed: ParsedPrompt, sets: list[frozenset[int]], row: Row) -> None:
-        plain = tuple(_plain(turn) for turn in parsed.turns)
-        if plain in self._texts:
-            raise RowRejected("duplicate", f"same as {self._texts[plain]}")
+        texts = tuple(plain(turn) for turn in parsed.turns)
+        if texts in self._texts:
+            raise RowRejected("duplicate", f"same as {self._texts[texts]}")
         # Without the system message: a long one, the same in all rows, would make all of them similar.
         elements = frozenset().union(*sets)
         if (found := self._kept.find(elements)) is not None:
             raise RowRejected("near_duplicate", f"similarity {found[1]:.2f} to {found[0]}")
-        self._texts[plain] = row.where
+        self._texts[texts] = row.where
         self._kept.add(row.where, elements)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())

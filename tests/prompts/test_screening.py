@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.prompts.chat_length import ChatLength
 from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected, parse
 from eagle3_pipeline.prompts.prompt import Prompt
@@ -73,6 +74,29 @@ def test_prompts_near_an_evaluation_prompt_are_kept_out_by_any_of_their_turns() 
     ]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": f"Below is a question, answer it with care and at length. {TWELVE} Thank you a lot!"},
+        {"turns": ["Tell me: " + TWELVE.partition(" ten")[0], TWELVE.partition("four ")[2]]},
+        {"prompt": "Do as you are told.", "system": f"Always think of {TWELVE} before any reply."},
+    ],
+)
+def test_a_held_out_prompt_within_a_longer_training_prompt_is_found(row: dict[str, Any]) -> None:
+    held_out = [Prompt.create((TWELVE,), system=None, source="held")]
+    for bound in (0.7, 1.0):
+        (verdict,) = _judge([row], held_out=held_out, near_duplicate_similarity=bound)
+        assert isinstance(verdict, Rejection)
+        assert verdict.reason == "near_evaluation"
+        assert verdict.detail.endswith("% of one of held")
+
+
+def test_a_turn_of_phrase_is_no_held_out_prompt_within_a_longer_one() -> None:
+    held_out = [Prompt.create((TWELVE.removesuffix(" twelve"),), system=None, source="held")]
+    (verdict,) = _judge([{"prompt": f"Go on until you are at {TWELVE} or higher"}], held_out=held_out)
+    assert isinstance(verdict, Prompt)
+
+
 def test_a_duplicate_is_dropped_even_if_near_duplicates_are_allowed() -> None:
     verdicts = _judge(
         [{"prompt": TWELVE}, {"prompt": TWELVE + " thirteen"}, {"prompt": TWELVE}],
@@ -111,6 +135,7 @@ _POOL = [
 ]
 
 
+@settings(deadline=None)
 @given(rows=st.lists(st.sampled_from(_POOL), max_size=20), data=st.data())
 def test_rows_in_are_kept_plus_rejected_and_fewer_rows_give_a_prefix(
     rows: list[Any], data: st.DataObject
@@ -168,4 +193,15 @@ def test_a_template_that_refuses_a_row_is_a_reason_and_none_at_all_is_an_error(t
     )
     assert length(ParsedPrompt(("Hi",), None)) > 0
     with pytest.raises(RowRejected, match="template: System role not supported"):
+        length(ParsedPrompt(("Hi",), "Be kind."))
+
+
+def test_a_template_that_fails_at_one_row_is_a_reason_and_at_the_first_an_error(tiny_llama: Path) -> None:
+    length = ChatLength(tiny_llama)
+    refusal = "{% if messages[0].role == 'system' %}{{ 1 + messages[0].content }}{% endif %}"
+    length._tokenizer.chat_template = refusal + "{{ messages[0].content }}"
+    with pytest.raises(BadInput, match=r"chat template of .* fails at the first prompt: TypeError: "):
+        length(ParsedPrompt(("Hi",), "Be kind."))
+    assert length(ParsedPrompt(("Hi",), None)) > 0
+    with pytest.raises(RowRejected, match="template: TypeError: "):
         length(ParsedPrompt(("Hi",), "Be kind."))
