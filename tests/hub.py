@@ -12,6 +12,7 @@ The client reads HF_ENDPOINT when it is imported: it wants a process of its own,
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -52,8 +53,14 @@ class Hub:
         return (commit, commits[commit]) if commit in commits else None
 
     def environment(self, home: Path) -> dict[str, str]:
-        """What a process sets whose hub is this one."""
-        return {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        """The whole environment of a process whose hub is this one: without anybody's tokens and proxies."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "HUGGING")) and not name.lower().endswith("_proxy")
+        }
+        own = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        return {**kept, **own, "NO_PROXY": "127.0.0.1"}
 
 
 @contextmanager

@@ -1,14 +1,18 @@
 """Rows of a Hugging Face dataset, streamed at one commit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.prompts.parsing import COMPANION_COLUMNS
+from eagle3_pipeline.errors import BadInput, Eagle3Error, SourceUnreachable
+from eagle3_pipeline.prompts.parsing import is_some, media_columns, needed_columns
 from eagle3_pipeline.prompts.sources import Row
 from eagle3_pipeline.recipe.settings import PromptSource
 
 _SHUFFLE_BUFFER_ROWS = 10_000  # about 50 MB of conversations
+_SHUFFLE_INPUT_FILES = 10  # the default of datasets, named because another number is another order
+_ROWS_AT_ONCE = 100  # with their images, before those become flags
+_STATUSES_THAT_PASS = {408, 429, *range(500, 600)}
+_NAMES = "Check the names and HF_TOKEN, or download it and give its path."
 
 
 def name_of(source: PromptSource) -> str:
@@ -24,7 +28,7 @@ def pin(source: PromptSource) -> str:
 
 
 def resolve_revision(source: PromptSource) -> str:
-    """The commit that a dataset's revision stands for now; raises BadInput."""
+    """The commit that a dataset's revision stands for now; raises BadInput and SourceUnreachable."""
     from huggingface_hub import HfApi
 
     try:
@@ -37,55 +41,107 @@ def resolve_revision(source: PromptSource) -> str:
 def stream_dataset(source: PromptSource, commit: str, seed: int) -> Iterator[Row]:
     """Rows of a dataset at a commit, shuffled by `seed` in a buffer while they stream.
 
-    Raises BadInput, also in the middle: for a row that does not fit the columns, or when the network is lost.
+    Of media in columns there is only whether a row has any. Raises BadInput, also in the middle for rows
+    that do not fit the first ones, and SourceUnreachable when the network or the hub is lost.
     """
     import datasets
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.table import CastError
 
     try:
         dataset = datasets.load_dataset(
             source.dataset, source.subset, revision=commit, split=source.split, streaming=True
         )
-        if dataset.features is not None:
-            dataset = _project(dataset, source)
-        shuffled = dataset.shuffle(seed=seed, buffer_size=_SHUFFLE_BUFFER_ROWS)
+        shuffled = _reduce(dataset, source).shuffle(
+            seed=seed, buffer_size=_SHUFFLE_BUFFER_ROWS, max_buffer_input_shards=_SHUFFLE_INPUT_FILES
+        )
         for number, value in enumerate(shuffled, start=1):
+            if number == 1:
+                _check_column(list(value), source)  # a dataset that is a JSON list tells no columns before
             yield Row(name_of(source), number, value, source.column)
-    except BadInput:
+    except Eagle3Error:
         raise
+    except (CastError, DatasetGenerationError) as error:
+        raise _unreadable(
+            source,
+            error,
+            "Some rows have other columns or types than the first ones, which a stream cannot have. "
+            "Download it and give its path: a local file is read row by row.",
+        ) from error
     except Exception as error:
         raise _unreadable(source, error) from error
 
 
-def _project(dataset: Any, source: PromptSource) -> Any:
-    """Where a column is named, that one and those that count beside it; raises BadInput if there is none."""
-    names = list(dataset.features)
-    if source.column is None:
-        return _undecoded(dataset)
-    if source.column not in names:
+def _reduce(dataset: Any, source: PromptSource) -> Any:
+    """The dataset with what prompts can need; raises BadInput if there is no column of the source's name."""
+    if dataset.features is not None:
+        _check_column(list(dataset.features), source)
+        dataset = dataset.select_columns(needed_columns(dataset.features, source.column))
+        features = dataset.features.copy()
+        _leave_undecoded(features)
+        dataset = dataset.cast(features)
+        if not media_columns(features, source.column):
+            return dataset
+    return dataset.map(
+        _flag_media, batched=True, batch_size=_ROWS_AT_ONCE, fn_kwargs={"column": source.column}
+    )
+
+
+def _check_column(names: Sequence[str], source: PromptSource) -> None:
+    if source.column is not None and source.column not in names:
         raise BadInput(
             f"dataset {name_of(source)} has no column {source.column!r}, there are: {', '.join(names)}. "
             "Name one of them as the source's column."
         )
-    wanted = [name for name in names if name == source.column or name in COMPANION_COLUMNS]
-    return _undecoded(dataset.select_columns(wanted))
 
 
-def _undecoded(dataset: Any) -> Any:
-    """Images, audio and video as they are stored: a row is only asked whether it has any."""
+def _leave_undecoded(feature: Any) -> None:
+    """Images, audio and video as they are stored, at any depth."""
     import datasets
 
-    features = dataset.features.copy()
-    for feature in features.values():
-        element = getattr(feature, "feature", feature)  # of a list
-        if isinstance(element, datasets.Image | datasets.Audio | datasets.Video):
-            element.decode = False
-    return dataset.cast(features)
+    if isinstance(feature, datasets.Image | datasets.Audio | datasets.Video):
+        feature.decode = False
+    elif isinstance(feature, dict):
+        for inner in feature.values():
+            _leave_undecoded(inner)
+    elif (inner := getattr(feature, "feature", None)) is not None:  # of a list
+        _leave_undecoded(inner)
 
 
-def _unreadable(source: PromptSource, error: Exception) -> BadInput:
+def _flag_media(batch: dict[str, list[Any]], column: str | None) -> dict[str, list[bool]]:
+    return {name: [is_some(value) for value in batch[name]] for name in media_columns(batch, column)}
+
+
+def _unreadable(source: PromptSource, error: Exception, way_out: str = _NAMES) -> Eagle3Error:
     subset = f", subset {source.subset}" if source.subset else ""
-    return BadInput(
+    what = (
         f"dataset {source.dataset}{subset}, revision {source.revision}, split {source.split} cannot be read: "
-        f"{type(error).__name__}: {error}. Check the names, the network and HF_TOKEN, or download it and "
-        "give its path."
+        f"{type(error).__name__}: {error}."
     )
+    if _is_passing(error):
+        return SourceUnreachable(
+            f"{what} Another attempt may reach it; if none does, check the network and the proxy, "
+            "or download it and give its path."
+        )
+    return BadInput(f"{what} {way_out}")
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the network or the hub failed; `datasets` wraps such errors in others."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    if any(isinstance(one, OfflineModeIsEnabled) for one in chain):
+        return False
+    for one in chain:
+        status = getattr(getattr(one, "response", None), "status_code", None)
+        if status is not None:
+            return status in _STATUSES_THAT_PASS
+        # httpx or httpx2, after the version of huggingface_hub
+        if any(kind.__name__ == "TransportError" for kind in type(one).__mro__):
+            return True
+        if isinstance(one, ConnectionError | TimeoutError):
+            return True
+    return False

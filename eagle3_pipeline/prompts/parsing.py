@@ -14,12 +14,13 @@ Rules:
 - A row that calls tools, answers for one or offers any (a column `tools` or `functions`) is `tool_call`:
   what tools return is not ours to make up, and without its tools the target would be asked something else.
 - A row with images, audio or video in a turn or a column is `multimodal`: no turn is sent without them.
+  Columns of media and tools that hold null, "", "[]", [] or [null] hold none.
 - Content that is null is no text. Conversations may be JSON text, as in CSV files.
 """
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,8 +43,8 @@ _COLUMNS = (*_CONVERSATION_COLUMNS, "instruction", "prompt", "question", "text")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
 _MEDIA_COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
 _TOOL_COLUMNS = ("tools", "functions")
-COMPANION_COLUMNS = (*_SYSTEM_COLUMNS, *_MEDIA_COLUMNS, *_TOOL_COLUMNS, "input", "kind")
-"""Columns that count beside the one with the prompt."""
+# Columns that count beside the one with the prompt.
+_COMPANION_COLUMNS = (*_SYSTEM_COLUMNS, *_MEDIA_COLUMNS, *_TOOL_COLUMNS, "input", "kind")
 
 _ROLES = {
     "user": ("user", "human"),
@@ -57,6 +58,8 @@ _ROLES = {
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call")
+_THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")
+_MEDIA_PARTS = (*_MEDIA_COLUMNS, "image_url")
 
 
 class RowRejected(Exception):
@@ -106,6 +109,30 @@ def parse(row: Any, column: str | None = None) -> ParsedPrompt:
     return ParsedPrompt(texts, system)
 
 
+def needed_columns(names: Iterable[str], column: str | None) -> list[str]:
+    """Those of a source's columns that prompts can need; all if none has a prompt: people want to know."""
+    names = list(names)
+    with_prompt = _COLUMNS if column is None else (column,)
+    if not any(name in with_prompt for name in names):
+        return names
+    return [name for name in names if name in with_prompt or name in _COMPANION_COLUMNS]
+
+
+def media_columns(names: Iterable[str], column: str | None) -> list[str]:
+    """Columns with media beside the prompt. A row is only asked whether it has any, see `is_some`."""
+    return [name for name in names if name in _MEDIA_COLUMNS and name != column]
+
+
+def is_some(value: Any) -> bool:
+    """Whether there are tools or media; many datasets keep them as JSON text, "[]" where there are none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = value.strip()
+    return any(item is not None for item in value) if isinstance(value, list) else bool(value)
+
+
 def _recognise(row: dict[str, Any]) -> str:
     """The first known column with something in it."""
     present = [name for name in _COLUMNS if name in row]
@@ -118,11 +145,11 @@ def _recognise(row: dict[str, Any]) -> str:
 
 def _check_companions(row: dict[str, Any], column: str) -> None:
     """Refuse a row whose other columns hold what its prompt speaks of or works with."""
-    for name in _MEDIA_COLUMNS:
-        if name != column and row.get(name):
+    for name in media_columns(row, column):
+        if is_some(row[name]):
             raise RowRejected("multimodal", f"column {name}")
     for name in _TOOL_COLUMNS:
-        if name != column and _is_some(row.get(name)):
+        if name != column and is_some(row.get(name)):
             raise RowRejected("tool_call", f"tools in column {name}")
 
 
@@ -139,7 +166,8 @@ def _from_messages(messages: Sequence[Any]) -> tuple[list[str], list[Any]]:
             turns.append(content)
             last = "user"
         elif role == "assistant" and last in ("start", "user"):
-            _text(content, "assistant turn")  # an image there is what the next user turn may speak of
+            # An image there is what the next user turn may speak of; thoughts are never sent again.
+            _text(_without_thoughts(content), "assistant turn")
             last = "assistant" if turns else "greeting"
         else:
             raise RowRejected("role_order", f"{role} after {last}")
@@ -153,7 +181,7 @@ def _role_and_content(message: Any) -> tuple[str, Any]:
     role = _ROLE_OF.get(name.strip().lower()) if isinstance(name, str) else None
     if role is None:
         raise RowRejected("unknown_role", f"{_shown(name)}")
-    if role == "tool" or _is_some(message.get("tool_calls")) or _is_some(message.get("function_call")):
+    if role == "tool" or is_some(message.get("tool_calls")) or is_some(message.get("function_call")):
         raise RowRejected("tool_call", f"in a message of the {role}")
     content = message.get("content")
     return role, message.get("value") if content is None else content
@@ -176,7 +204,7 @@ def _text(content: Any, what: str) -> str:
         raise RowRejected("malformed", f"{what}: expected text, found {_shown(content)}")
     parts = []
     for part in content:
-        kind = (part.get("type") or "text") if isinstance(part, dict) else "text"
+        kind = _kind(part) if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
         if kind in _TOOL_PARTS:
             raise RowRejected("tool_call", f"{what}: a part of type {kind}")
@@ -188,6 +216,16 @@ def _text(content: Any, what: str) -> str:
     return "\n".join(parts)
 
 
+def _kind(part: dict[str, Any]) -> Any:
+    return part.get("type") or next((name for name in _MEDIA_PARTS if part.get(name)), "text")
+
+
+def _without_thoughts(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [part for part in content if not (isinstance(part, dict) and _kind(part) in _THOUGHT_PARTS)]
+
+
 def _decode(text: str, column: str) -> list[Any]:
     """A conversation that is stored as JSON text."""
     try:
@@ -197,16 +235,6 @@ def _decode(text: str, column: str) -> list[Any]:
     if not isinstance(value, list):
         raise RowRejected("malformed", f"column {column}: expected a list of turns, found {_shown(text)}")
     return value
-
-
-def _is_some(tools: Any) -> bool:
-    """Whether there are tools; many datasets keep them as JSON text, "[]" where there are none."""
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError):
-            tools = tools.strip()
-    return bool(tools)
 
 
 _shown = reprlib.repr  # a few words of whatever it is, however long or deep

@@ -64,15 +64,31 @@ def push_pictures(hub: Hub) -> str:
     """A commit of a dataset of images. They are none, so that whoever decodes one fails."""
     import datasets
 
-    features = datasets.Features({"prompt": datasets.Value("string"), "image": datasets.Image()})
+    turns = datasets.List({"image": datasets.Image()})
+    features = datasets.Features(
+        {"prompt": datasets.Value("string"), "image": datasets.Image(), "turns": turns}
+    )
+    picture = {"bytes": b"no picture", "path": None}
     rows = [
-        {"prompt": "Look!", "image": {"bytes": b"no picture", "path": None}},
-        {"prompt": "Hi", "image": None},
+        {"prompt": "Look!", "image": picture, "turns": [{"image": picture}]},
+        {"prompt": "Hi", "image": None, "turns": []},
     ]
     table = datasets.Dataset.from_list(rows, features=features)
     buffer = io.BytesIO()
     table.to_parquet(buffer)
     return hub.push("some/pictures", {"train.parquet": buffer.getvalue()})
+
+
+def push_uneven(hub: Hub) -> str:
+    """A commit of a dataset whose second file has a column that the first one lacks."""
+    files = {"a.jsonl": b'{"question": "Why?"}\n', "b.jsonl": b'{"question": "How?", "answer": "So."}\n'}
+    return hub.push("some/uneven", files)
+
+
+def push_list(hub: Hub) -> str:
+    """A commit of a dataset that is one list: its columns are not known before it is read."""
+    rows = [{"question": f"Question {row}?", "kind": "a"} for row in range(2)]
+    return hub.push("some/list", {"train.json": json.dumps(rows, indent=1).encode()})
 
 
 def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
@@ -97,6 +113,7 @@ def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
         return "none"
 
     first, chats = push_maths(hub, "first"), push_lines(hub)
+    a_list, uneven = push_list(hub), push_uneven(hub)
     seen: dict[str, Any] = {
         "commits": {"first": first, "chats": chats},
         "seeds": [stream(first, seed) for seed in (0, 0, 1)],
@@ -107,15 +124,15 @@ def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
         },
         "column": stream(first, 0, split="test", column="question"),
         "chats": stream(chats, 0, dataset="some/chats", subset=None),
-        "pictures": [
-            row["image"] is not None
-            for _, row in stream(push_pictures(hub), 0, dataset="some/pictures", subset=None, column="prompt")
-        ],
+        "list": stream(a_list, 0, dataset="some/list", subset=None, column="question"),
+        "pictures": stream(push_pictures(hub), 0, dataset="some/pictures", subset=None),
         "refusals": {
             "split": refusal(first, split="dev"),
             "subset": refusal(first, subset="hard"),
             "no subset": refusal(first, subset=None),
             "column": refusal(first, column="questions"),
+            "column of a list": refusal(a_list, dataset="some/list", subset=None, column="questions"),
+            "other rows": refusal(uneven, dataset="some/uneven", subset=None),
         },
     }
     sources = [{"dataset": "some/maths", "subset": "main"}, {"dataset": "some/chats", "weight": 0.25}]
@@ -140,5 +157,7 @@ def _made(lineage: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     work = Path(sys.argv[1])
     with serve_hub() as stand_in:
-        os.environ.update(stand_in.environment(work / "hub"))
-        print(json.dumps(report(stand_in, work, Path(sys.argv[2]))), flush=True)
+        own = stand_in.environment(work / "hub")
+        os.environ.clear()
+        os.environ.update(own)
+        print(json.dumps(report(stand_in, work, Path(sys.argv[2])), default=bytes.hex), flush=True)

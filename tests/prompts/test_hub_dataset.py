@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.errors import BadInput, SourceUnreachable
 from eagle3_pipeline.prompts.hub_dataset import name_of, resolve_revision
 from eagle3_pipeline.recipe.settings import PromptSource
 
@@ -37,6 +37,16 @@ def test_commit_and_seed_fix_the_order_of_a_dataset_of_several_files(seen: Seen)
     assert {text.split(":")[0] for text in first[:10]} == {"main/train-0", "main/train-1"}
 
 
+def test_the_order_of_a_dataset_is_the_same_in_every_version(seen: Seen) -> None:
+    """Another order would make every shard of samples anew."""
+    for rows, order in [
+        (seen["seeds"][0], "0:16 0:27 0:20 0:8 1:12 1:4"),
+        (seen["seeds"][2], "1:28 0:25 1:14"),
+    ]:
+        wanted = [f"main/train-{place} of" for place in order.split()]
+        assert [" ".join(text.split()[:2]) for text in _questions(rows)[: len(wanted)]] == wanted
+
+
 def test_rows_come_from_the_subset_and_the_split_of_the_recipe(seen: Seen) -> None:
     sizes = {"main train": 60, "main test": 6, "socratic train": 12, "socratic test": 5}
     assert {name: len(rows) for name, rows in seen["splits"].items()} == sizes
@@ -56,8 +66,16 @@ def test_content_of_several_types_in_one_file_stays_what_it_is(seen: Seen) -> No
     assert {"Question 0?", "Question 2?", "Look!", "How late?"} <= {str(one) for one in contents}
 
 
-def test_images_are_looked_for_and_never_decoded(seen: Seen) -> None:
-    assert sorted(seen["pictures"]) == [False, True]
+def test_images_are_looked_for_and_neither_decoded_nor_kept(seen: Seen) -> None:
+    rows = {row["prompt"]: row for _, row in seen["pictures"]}
+    assert {prompt: row["image"] for prompt, row in rows.items()} == {"Look!": True, "Hi": False}
+    assert [part["image"] for part in rows["Look!"]["turns"]] == [
+        {"bytes": b"no picture".hex(), "path": None}
+    ]
+
+
+def test_a_dataset_that_is_a_json_list_is_read(seen: Seen) -> None:
+    assert sorted(_questions(seen["list"])) == ["Question 0?", "Question 1?"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +87,7 @@ def test_images_are_looked_for_and_never_decoded(seen: Seen) -> None:
         ),
         (
             "subset",
-            "some/maths, subset hard, .* Available: ['main', 'socratic']. Check the names, the network",
+            "some/maths, subset hard, .* Available: ['main', 'socratic']. Check the names and HF_TOKEN",
         ),
         (
             "no subset",
@@ -78,6 +96,11 @@ def test_images_are_looked_for_and_never_decoded(seen: Seen) -> None:
         (
             "column",
             "some/maths/main has no column 'questions', there are: question, answer, system. Name one",
+        ),
+        ("column of a list", "some/list has no column 'questions', there are: question, kind. Name one"),
+        (
+            "other rows",
+            "some/uneven, revision main, split train cannot be read: .* Some rows have other columns or",
         ),
     ],
 )
@@ -124,16 +147,64 @@ def test_a_source_is_called_by_its_file_or_its_dataset_and_subset() -> None:
     assert name_of(PromptSource(dataset="a/b", subset="main")) == "a/b/main"
 
 
-def test_a_dataset_that_cannot_be_reached_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def _status(code: int) -> Exception:
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    answer: Any = httpx.Response(code, request=httpx.Request("GET", "http://hub"))
+    return HfHubHTTPError(f"status {code}", response=answer)
+
+
+def _wrapped(error: Exception) -> Exception:
+    """As datasets does it: one error in another, one raised while another was handled."""
+    outer = FileNotFoundError("no file")
+    outer.__context__ = RuntimeError("not read")
+    outer.__context__.__cause__ = error
+    return outer
+
+
+def _transport() -> Exception:
+    import httpx
+
+    return httpx.ReadTimeout("too slow")
+
+
+def _offline() -> Exception:
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return OfflineModeIsEnabled("HF_HUB_OFFLINE=1 is set")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionError("no route"), SourceUnreachable),
+        (TimeoutError("too slow"), SourceUnreachable),
+        (_transport(), SourceUnreachable),
+        *((_status(code), SourceUnreachable) for code in (408, 429, 500, 503)),
+        *((_status(code), BadInput) for code in (401, 403, 404)),
+        (_offline(), BadInput),
+        (ValueError("Bad split"), BadInput),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("wrap", [lambda error: error, _wrapped], ids=["bare", "wrapped"])
+def test_only_a_failure_of_the_network_or_the_hub_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception], wrap: Any
+) -> None:
     import huggingface_hub
 
     def fail(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("no route to host")
+        raise wrap(error)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fail)
+    way_out = {
+        SourceUnreachable: "Another attempt may reach it; if none does, check the network and the proxy, or",
+        BadInput: "Check the names and HF_TOKEN, or",
+    }[expected]
     message = (
-        r"dataset a/b, revision main, split train cannot be read: ConnectionError: no route to host\. "
-        r"Check the names, the network and HF_TOKEN, or download it and give its path\."
+        rf"^dataset a/b, revision main, split train cannot be read: .*\. {way_out} download it and give its"
     )
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(expected, match=message) as caught:
         resolve_revision(PromptSource(dataset="a/b"))
+    assert getattr(caught.value, "retryable") is (expected is SourceUnreachable)  # noqa: B009

@@ -47,6 +47,7 @@ def _select(sources: list[tuple[float, list[bool]]], count: int) -> list[Row]:
     return taken
 
 
+@settings(deadline=None)
 @given(sources=_sources, small=st.integers(1, 30), more=st.integers(0, 100))
 def test_what_is_taken_for_a_smaller_count_is_a_prefix_of_what_is_taken_for_a_larger_one(
     sources: list[tuple[float, list[bool]]], small: int, more: int
@@ -55,6 +56,7 @@ def test_what_is_taken_for_a_smaller_count_is_a_prefix_of_what_is_taken_for_a_la
     assert _select(sources, small + more)[: len(taken)] == taken
 
 
+@settings(deadline=None)
 @given(sources=_sources)
 def test_every_row_is_taken_once_and_in_the_order_of_its_source(
     sources: list[tuple[float, list[bool]]],
@@ -64,6 +66,7 @@ def test_every_row_is_taken_once_and_in_the_order_of_its_source(
         assert [row.value for row in taken if row.source == str(index)] == rows
 
 
+@settings(deadline=None)
 @given(
     weights=st.lists(st.integers(1, 9), min_size=2, max_size=5),
     count=st.integers(1, 200),

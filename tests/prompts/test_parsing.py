@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline.prompts.parsing import ParsedPrompt, RowRejected, parse
@@ -54,6 +54,11 @@ def _share_gpt(*turns: tuple[str, Any], **row: Any) -> dict[str, Any]:
         (_messages(("user", [{"type": "text", "text": "One"}, "two"])), ("One\ntwo",), None),
         (_messages(("user", [{"type": "text", "text": "One", "image_url": None}])), ("One",), None),
         ({"prompt": "Draw", "image": None, "images": []}, ("Draw",), None),
+        ({"prompt": "Draw", "image": "[]", "images": [None], "audio": " ", "tools": [None]}, ("Draw",), None),
+        *(
+            (_messages(("user", "Hi"), ("assistant", [{"type": kind, kind: "Hm."}])), ("Hi",), None)
+            for kind in ("thinking", "reasoning", "redacted_thinking")
+        ),
         ({"conversation": [{"role": "user", "content": "Hi"}]}, ("Hi",), None),
         ({"messages": "", "prompt": "Hi"}, ("Hi",), None),
         ({"turns": '["One", "Two"]'}, ("One", "Two"), None),
@@ -115,6 +120,16 @@ def test_every_turn_and_the_system_message_are_kept(
             "a part of type 'image_url'",
         ),
         (_messages(("user", "a"), ("assistant", [{"type": "image"}])), "multimodal", "assistant turn"),
+        *(
+            (
+                _messages(("user", [{"text": "a"}, {"text": None, name: "a.png"}])),
+                "multimodal",
+                f"type '{name}'",
+            )
+            for name in ("image", "image_url")
+        ),
+        (_messages(("user", [{"type": "thinking", "thinking": "Hm."}])), "multimodal", "type 'thinking'"),
+        ({"prompt": "Look!", "images": '["a.png"]'}, "multimodal", "column images"),
         ({"prompt": "<image> What is it?", "image": {"bytes": b"x"}}, "multimodal", "column image"),
         (_messages(("user", "a"), ("tool", "42")), "tool_call", "in a message of the tool"),
         (
@@ -179,6 +194,7 @@ _columns = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(row=st.dictionaries(_columns, _values, max_size=4) | _values)
 def test_any_row_gives_a_prompt_with_text_or_a_reason_and_never_the_text_none(row: Any) -> None:
     try:

@@ -53,6 +53,18 @@ def test_parquet_keeps_conversations(tmp_path: Path) -> None:
     assert [row.value for row in read_file(tmp_path / "a.parquet")] == rows
 
 
+def test_of_parquet_only_what_prompts_need_is_kept_and_of_media_whether_there_are_any(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    row = {"prompt": "Hi", "ask": "Ho", "kind": "a", "answer": "never sent"}
+    _parquet(path, [{**row, "image": {"bytes": b"x"}}, {**row, "image": None}])
+    kept = {"prompt": "Hi", "kind": "a"}
+    assert [one.value for one in read_file(path)] == [{**kept, "image": True}, {**kept, "image": False}]
+    assert list(read_file(path, "ask")[0].value) == ["ask", "kind", "image"]
+    assert list(read_file(path, "image")[0].value) == ["kind", "image"]
+    assert read_file(path, "image")[0].value["image"] == {"bytes": b"x"}
+    assert list(read_file(path, "asks")[0].value) == [*row, "image"]
+
+
 def test_a_broken_line_is_a_row_of_its_own_and_the_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(
