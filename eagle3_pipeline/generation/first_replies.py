@@ -60,8 +60,8 @@ class FirstReplies:
         if len(replies) >= _ENOUGH_REPLIES:
             return (
                 f"server.generation.reasoning_parser is {self._parser!r}, but {len(replies)} first "
-                "replies carry no reasoning. Expected thoughts in `reasoning` or `reasoning_content`. None of them was "
-                "recorded. Name the parser of this model, or remove the setting if it does not think. One "
-                f"begins {replies[-1].content[:80]!r}."
+                "replies carry no reasoning. Expected thoughts in `reasoning` or `reasoning_content`. None "
+                "of them was recorded. Name the parser of this model, or remove the setting if it does not "
+                f"think. One begins {replies[-1].content[:80]!r}."
             )
         return None
