@@ -3,13 +3,15 @@
 import random
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.generation.events import answered, asked, read_events
-from benchmarks.generation.load import Load, Running, serving
+from benchmarks.generation.load import Load, Running, invented, serving
+from benchmarks.generation.stand_in import Texts
 from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import ServerDied
 from eagle3_pipeline.generation.collection import collect_samples
@@ -25,15 +27,17 @@ class MortalServer:
     """A stand-in that is killed (SIGKILL) when it has sent so many replies as `deaths` says, over all lives.
 
     `known[k]` are the numbers of the prompts whose samples were on the disk when life k began, and
-    `events(k)` is what that life saw.
+    `events(k)` is what that life saw. `kills` counts the kills so far, and `deaths` the lives that ended of
+    them: a kill that comes after the last reply ends none.
     """
 
     def __init__(self, lineage: Lineage, folder: Path, ms_per_token: float, deaths: Sequence[int]) -> None:
         self.known: list[set[int]] = []
+        self.kills = self.deaths = 0
         self._lineage = lineage
         self._folder = folder
         self._ms_per_token = ms_per_token
-        self._deaths = sorted(deaths)
+        self._due = sorted(deaths)
 
     def events(self, life: int) -> Any:
         """The events of one life."""
@@ -51,15 +55,19 @@ class MortalServer:
             killer.start()
             try:
                 yield running
+            except ServerDied:
+                self.deaths += 1
+                raise
             finally:
                 over.set()
                 killer.join()
 
     def _kill(self, running: Running, life: int, before: int, over: threading.Event) -> None:
-        while self._deaths and not over.wait(_LOOK_S):
-            if before + answered(self.events(life)).total() >= self._deaths[0]:
-                del self._deaths[0]
+        while self._due and not over.wait(_LOOK_S):
+            if before + answered(self.events(life)).total() >= self._due[0]:
+                del self._due[0]
                 assert running.process is not None
+                self.kills += 1
                 running.process.kill()
                 return
 
@@ -79,7 +87,7 @@ def recorded(lineage: Lineage) -> set[int]:
 def survive(lineage: Lineage, folder: Path, load: Load, kills: int) -> dict[str, Any]:
     """Collect all samples through so many kills; raises AssertionError when something is lost or doubled."""
     chance = random.Random(kills)
-    deaths = chance.sample(range(load.prompts // 20, load.prompts * 19 // 20), kills)
+    deaths = chance.sample(range(load.prompts // 20, load.prompts * 3 // 4), kills)
     server = MortalServer(lineage, folder, load.ms_per_token, deaths)
     announced: list[str] = []
 
@@ -98,13 +106,15 @@ def survive(lineage: Lineage, folder: Path, load: Load, kills: int) -> dict[str,
     seconds = time.monotonic() - began
     assert sorted(announced) == list(lineage.recipe.shards)
     lives = [server.events(life) for life in range(len(server.known))]
-    assert len(lives) == kills + 1, f"{len(lives)} lives of the server with {kills} kills"
+    assert server.deaths <= server.kills, f"{server.deaths} deaths of {server.kills} kills"
+    assert len(lives) == 1 + server.deaths, f"{len(lives)} lives of the server with {server.deaths} deaths"
     check_shards(lineage, lives)
-    return {"kills": kills, "calls": calls, "seconds": seconds, **check_lives(lives, server.known)}
+    return {"kills": server.deaths, "calls": calls, "seconds": seconds, **check_lives(lives, server.known)}
 
 
 def check_shards(lineage: Lineage, lives: Sequence[Any]) -> None:
     """Assert that the files hold each sample once, each as the server sent it, and nothing else is left."""
+    texts, replies = invented(lineage.recipe.prompts.count), Texts()
     lengths: dict[int, int] = {}
     for shard in lineage.recipe.shards:
         place = lineage.synthetic_samples(shard)
@@ -115,6 +125,9 @@ def check_shards(lineage: Lineage, lives: Sequence[Any]) -> None:
             number = int(sample.prompt_id)
             assert number not in lengths, f"{sample.sample_id} is there twice"
             lengths[number] = len(sample.completion_token_ids)
+            *but_the_end, _ = map(str, sample.completion_token_ids)
+            sent = replies.ids(zlib.crc32(texts[number].encode()), len(but_the_end)).decode()
+            assert ",".join(but_the_end) == sent, f"{sample.sample_id} holds other tokens than were sent"
     count = lineage.recipe.prompts.count
     assert sorted(lengths) == list(range(count)), f"{len(lengths)} samples of {count} prompts"
     for events in lives:
