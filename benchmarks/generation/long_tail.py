@@ -1,6 +1,6 @@
 """25,000 prompts, 50 shards, 200 in flight, replies with a long tail: this step beside speculators' client.
 
-    python -m benchmarks.generation.long_tail                   20 minutes; writes the result
+    python -m benchmarks.generation.long_tail                   15 minutes; writes the result
     python -m benchmarks.generation.long_tail --prompts 2500    2 minutes; prints it only
 
 One after the other, each with a stand-in server of its own, on the same prompts:

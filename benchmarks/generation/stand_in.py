@@ -1,8 +1,8 @@
 """A server under a long-tailed load: vLLM's HTTP protocol, no model, and so little CPU that clients show.
 
-    python -m benchmarks.generation.stand_in EVENTS --ms-per-token 3
+    python -m benchmarks.generation.stand_in EVENTS --ms-per-token 2
 
-Prints its port. A reply of n tokens comes n x 3 ms after its question, however many others are at work; n is
+Prints its port. A reply of n tokens comes n x 2 ms after its question, however many others are at work; n is
 log-normal (median 400, sigma 1) and follows, as every id, from the prompt alone. Bodies are the recorded ones
 of the real server (tests/fakes/recorded) with this server's values put in.
 
