@@ -56,8 +56,6 @@ def stream_dataset(source: PromptSource, commit: str, seed: int) -> Iterator[Row
             seed=seed, buffer_size=_SHUFFLE_BUFFER_ROWS, max_buffer_input_shards=_SHUFFLE_INPUT_FILES
         )
         for number, value in enumerate(shuffled, start=1):
-            if number == 1:
-                _check_column(list(value), source)  # a dataset that is a JSON list tells no columns before
             yield Row(name_of(source), number, value, source.column)
     except Eagle3Error:
         raise
@@ -74,14 +72,18 @@ def stream_dataset(source: PromptSource, commit: str, seed: int) -> Iterator[Row
 
 def _reduce(dataset: Any, source: PromptSource) -> Any:
     """The dataset with what prompts can need; raises BadInput if there is no column of the source's name."""
-    if dataset.features is not None:
-        _check_column(list(dataset.features), source)
-        dataset = dataset.select_columns(needed_columns(dataset.features, source.column))
-        features = dataset.features.copy()
-        _leave_undecoded(features)
-        dataset = dataset.cast(features)
-        if not media_columns(features, source.column):
-            return dataset
+    import datasets
+
+    features = dataset.features
+    if features is None:  # a JSON list: its columns and types are known once it is read
+        features = datasets.Features.from_arrow_schema(next(iter(dataset.with_format("arrow"))).schema)
+    _check_column(list(features), source)
+    names = needed_columns(features, source.column)
+    features = datasets.Features({name: features[name] for name in names}).copy()
+    _leave_undecoded(features)
+    dataset = dataset.select_columns(names).cast(features)
+    if not media_columns(names, source.column):
+        return dataset
     return dataset.map(
         _flag_media, batched=True, batch_size=_ROWS_AT_ONCE, fn_kwargs={"column": source.column}
     )

@@ -86,8 +86,9 @@ def push_uneven(hub: Hub) -> str:
 
 
 def push_list(hub: Hub) -> str:
-    """A commit of a dataset that is one list: its columns are not known before it is read."""
-    rows = [{"question": f"Question {row}?", "kind": "a"} for row in range(2)]
+    """A commit of a dataset that is one list: its columns and types are not known before it is read."""
+    questions = ["Question 0?", ["Question 1?", "And then?"]]
+    rows = [{"question": one, "kind": "a", "answer": "never sent"} for one in questions]
     return hub.push("some/list", {"train.json": json.dumps(rows, indent=1).encode()})
 
 
