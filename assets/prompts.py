@@ -6,7 +6,7 @@ import dagster as dg
 
 from assets.identity import identity
 from assets.outcome import outcome
-from assets.step import step
+from assets.step import RETRIES, step
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.selection import make_prompts
 from eagle3_pipeline.recipe import Recipe
@@ -16,7 +16,7 @@ from resources import Storage
 def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
 
-    @dg.asset(**identity(recipe, "prompts", {"jsonl"}, ("target_model",)))
+    @dg.asset(**identity(recipe, "prompts", {"jsonl"}, ("target_model",)), retry_policy=RETRIES)
     def prompts(storage: Storage) -> dg.MaterializeResult:
         """The prompts of the recipe's sources, screened, in an order fixed by sources and seed.
 

@@ -9,7 +9,8 @@ import dagster as dg
 from eagle3_pipeline.errors import Eagle3Error
 from eagle3_pipeline.parent_death import interrupt_with_parent
 
-# A server that died or a lease that somebody holds deserves another attempt; step() forbids it for all else.
+# A server that died, a lease that somebody holds, a hub that is out of reach deserve another attempt; step()
+# forbids it for all else.
 RETRIES = dg.RetryPolicy(max_retries=2, delay=10)
 
 
