@@ -64,8 +64,8 @@ class Prompts(Strict):
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts, in tokens of the target, are rejected (and counted)."""
     near_duplicate_similarity: Share = 0.7
-    """Prompts whose sets of 5-word shingles have a higher Jaccard similarity than this are dropped. Those near
-    evaluation prompts are dropped above 0.7 at the latest, whatever this is."""
+    """Prompts whose sets of 5-word shingles have a higher Jaccard similarity than this are dropped. Those
+    near evaluation prompts are dropped above 0.7 at the latest, whatever this is."""
 
     @model_validator(mode="after")
     def _whole_shards(self) -> Self:

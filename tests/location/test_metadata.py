@@ -273,7 +273,12 @@ def test_an_error_of_ours_fails_the_step_in_its_own_words_and_says_whether_to_re
 
 
 def test_another_attempt_is_only_made_where_it_could_help() -> None:
-    assert {kind.__name__ for kind in OURS if kind.retryable} == {"Busy", "ServerDied", "ServerStalled", "SourceUnreachable"}
+    assert {kind.__name__ for kind in OURS if kind.retryable} == {
+        "Busy",
+        "ServerDied",
+        "ServerStalled",
+        "SourceUnreachable",
+    }
 
 
 def test_any_other_exception_is_never_retried() -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -280,6 +281,33 @@ def test_a_cancelled_training_ends_its_process_and_goes_on_from_its_checkpoint(
         assert _run(definitions, instance, "draft_checkpoint", shards=(SHARDS[0], SHARDS[0])).success
     assert any("resumed at step" in message for message in caplog.messages)
     assert lineage.draft_checkpoint().require().facts["epochs"] == 20
+
+
+def test_a_server_that_is_killed_in_the_middle_is_followed_by_another_within_the_run(
+    load, instance, tmp_path, tiny_llama, monkeypatch
+) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
+    definitions, lineage = load(recipe), _lineage(recipe)
+    control = tmp_path / "control.json"
+    monkeypatch.setenv("FAKE_CONTROL", str(control))
+    write_control(control, seconds_per_token=0.02)
+    assert _run(definitions, instance, "target_model", "prompts").success
+    killed: list[int] = []
+
+    def kill() -> None:
+        wait_for(lambda: _kept(lineage) >= 5, 60)
+        (server,) = [record.process for record in all_records() if record.process is not None]
+        killed.append(server.pid)
+        os.kill(server.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = _run(definitions, instance, "synthetic_samples")
+    killer.join()
+    assert result.success
+    assert "STEP_UP_FOR_RETRY" not in [event.event_type_value for event in result.all_events]
+    assert len(set(_sample_ids(lineage))) == len(_sample_ids(lineage)) == 24
+    assert killed[0] not in [record.process.pid for record in all_records() if record.process is not None]
 
 
 def test_a_shard_that_another_run_makes_is_busy_for_the_second_which_names_it_and_keeps_the_rest(
