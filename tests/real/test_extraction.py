@@ -56,7 +56,7 @@ def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tin
                 "extra_args": ["--max-num-batched-tokens", str(CHUNK)],
             },
             layers=layers,
-            in_flight=32,
+            concurrency=32,
             max_sample_tokens=2000,
         )
     )

@@ -1,5 +1,6 @@
 """The real vLLM through the project's own code: its answers, and the counting of its draft."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_collected_samples_are_what_the_model_answers_greedily(
 
     make_prompts(real_lineage)
     shards = real_lineage.recipe.shards
-    server = open_server(generation_server(real_lineage), real_lineage.logs)
+    server = partial(open_server, generation_server(real_lineage), real_lineage.logs)
     made = collect_samples(real_lineage, shards, server, lambda shard, manifest: None)
     assert [manifest.shard for manifest in made] == list(shards)
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.bfloat16).eval()
