@@ -108,11 +108,12 @@ class Conversation:
         )
 
     def forget(self, turn: int) -> None:
-        """Keep of a recorded sample what the next turns need: verdict, and content if there are any."""
-        content = self.samples[turn].content if self.turns_left else ""
+        """Keep of a recorded sample verdict and content, and the contents until the last turn is recorded."""
         self.samples[turn] = replace(
-            self.samples[turn], prompt_token_ids=[], completion_token_ids=[], reasoning="", content=content
+            self.samples[turn], prompt_token_ids=[], completion_token_ids=[], reasoning=""
         )
+        if self.turns_left == 0 and turn == len(self.samples) - 1:
+            self.samples = [replace(one, content="") for one in self.samples]
 
     def keep_only(self, recorded: Container[str]) -> None:
         """Take back the samples from the first on that is not among the recorded."""

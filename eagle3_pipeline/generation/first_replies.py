@@ -23,22 +23,21 @@ class FirstReplies:
         self._most_refused = max(_ENOUGH_REPLIES, slots)
         self._held: list[Sample] = []
         self._trusted = False
-        self._failed = False
+        self._failure: str | None = None
 
     def admit(self, sample: Sample) -> list[Sample]:
         """The samples that may be recorded now; raises QualityError when the first 16 all look wrong."""
         if self._trusted:
             return [sample]
-        if self._failed:
-            return []  # a reply that comes in while the job is being stopped
+        if self._failure:  # also if the job ended of something else at the same moment, and goes on
+            raise QualityError(self._failure)
         self._held.append(sample)
         self._trusted = self._is_right(sample)
         if self._trusted:
             return self.rest()
-        if complaint := self._complaint():
-            self._failed = True
-            self._held = []
-            raise QualityError(complaint)
+        if failure := self._complaint():
+            self._failure, self._held = failure, []
+            raise QualityError(failure)
         return []
 
     def rest(self) -> list[Sample]:

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import DamagedFile, QualityError, RequestsTimedOut, ServerDied, ServerStalled
 from eagle3_pipeline.generation.collection import open_shard
+from eagle3_pipeline.generation.conversation import Conversation
+from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.reply import Unanswered
 from eagle3_pipeline.generation.shard_generation import ShardGeneration
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.samples import Sample, read_samples
 from tests.generation.world import Answers, make_lineage, reply_to, run_job
 
@@ -208,6 +211,38 @@ def test_a_few_refusals_that_come_before_any_reply_stop_nothing(tmp_path: Path) 
     kinds = {f"p{number}-t0": "refused" for number in range(20)}
     run_job(lineage, Answers(kinds, delays={f"p{number}-t0": 200 for number in range(20, 40)}), slots=30)
     assert len(samples_of(lineage)) == 40
+
+
+def test_a_conversation_keeps_what_was_said_until_its_last_turn_is_recorded(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [2], 1)
+    work = open_shard(lineage, "p1-s000")
+    assert isinstance(work, ShardGeneration)
+    with work:
+        (conversation,) = work.conversations
+        first = conversation.add_reply(reply_to([{"role": "user", "content": "p0.0"}]), {}, "server")
+        last = conversation.add_reply(reply_to([{"role": "user", "content": "p0.1"}]), {}, "server")
+        work.record([first])
+        work.forget_unrecorded()
+        assert work.turns_left == 1
+        assert conversation.messages()[1] == {"role": "assistant", "content": "answer to p0.0"}
+        conversation.samples.append(last)
+        work.record([last])
+        assert work.is_complete
+        assert [(one.content, one.completion_token_ids) for one in conversation.samples] == [("", [])] * 2
+        work.finish()
+    assert [one.content for one in samples_of(lineage)] == ["answer to p0.0", "answer to p0.1"]
+
+
+def test_first_replies_that_were_wrong_stay_wrong_in_the_next_life_of_a_server() -> None:
+    first = FirstReplies("deepseek_r1", slots=4)
+    conversation = Conversation(Prompt("p", ("p.0",) * 20, None, "test"))
+    for number in range(20):
+        sample = conversation.add_reply(reply_to([{"role": "user", "content": "p.0"}]), {}, "server")
+        if number < 15:
+            assert first.admit(sample) == []
+        else:
+            with pytest.raises(QualityError, match="16 first replies carry no reasoning"):
+                first.admit(sample)
 
 
 def test_what_never_came_to_the_disk_is_asked_for_again_in_the_next_life(tmp_path: Path) -> None:
