@@ -53,6 +53,11 @@ class Lineage:
         """Where the extraction server leaves states until they are in a shard."""
         return self.folder / "staging" / "hidden_states"
 
+    def captured(self, shard: str) -> Path:
+        """Where states that were captured while generating wait for their shard, one file per sample."""
+        place = self.synthetic_samples(shard)
+        return self.folder / "captured" / place.fingerprint[:12] / shard
+
     def _place(self, asset: str, inputs: dict[str, Any], shard: str | None = None) -> Place:
         print_ = fingerprint(inputs)
         folder = self.folder / asset / print_[:12]
@@ -113,8 +118,9 @@ class Lineage:
         inputs = {
             "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
             "bounds": self.recipe.generation.model_dump(mode="json", include=bounds),
-            "layers": list(extraction.layers),
-            "max_sample_tokens": extraction.max_sample_tokens,
+            "extraction": extraction.model_dump(
+                mode="json", include={"layers", "max_sample_tokens", "precision", "kept", "waves", "passes"}
+            ),
         }
         return self._place("sample_audit", inputs)
 
@@ -123,8 +129,9 @@ class Lineage:
         extraction = self.recipe.extraction
         inputs = {
             "samples": self.synthetic_samples(shard).require().digest,
-            "layers": list(extraction.layers),
-            "max_sample_tokens": extraction.max_sample_tokens,
+            **extraction.model_dump(
+                mode="json", include={"layers", "max_sample_tokens", "precision", "kept", "while_generating"}
+            ),
             "train_truncated": self.recipe.generation.train_truncated,
             "server": self.recipe.server.extraction.result_settings(),
         }

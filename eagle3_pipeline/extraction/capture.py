@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3_pipeline.errors import NotEnoughRoom, ServerRefused, ServerStalled
-from eagle3_pipeline.extraction.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX
+from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX
 
 _ATTEMPTS = 5
 # All samples in flight may wait for each other's prefill: 32 x 4096 tokens at 500 tokens/s, doubled.

@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
 )
 
-from eagle3_pipeline.extraction.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, temporary_name
+from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, temporary_name
 
 
 class _Done:

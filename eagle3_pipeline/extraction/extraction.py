@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from eagle3_pipeline.background import Background
 from eagle3_pipeline.durable_files import full_disk_named, require_free_bytes
 from eagle3_pipeline.extraction.layers import check_layers
-from eagle3_pipeline.extraction.staging import staging_folder
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
+from eagle3_pipeline.staging import staging_folder
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer

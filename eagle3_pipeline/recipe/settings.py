@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from eagle3_pipeline.recipe.layers import require_rising
+from eagle3_pipeline.recipe.extraction import Extraction
 from eagle3_pipeline.recipe.models import BaseDraft, Target
 from eagle3_pipeline.recipe.partitions import Partitions
 from eagle3_pipeline.recipe.server import PHASES, Servers
@@ -143,25 +143,6 @@ class Generation(Strict):
         return self.request_timeout_s or _QUEUE_S + tokens * _SLOWEST_TOKEN_S
 
 
-class Extraction(Strict):
-    """Which hidden states of the target are kept, and how."""
-
-    layers: tuple[int, ...] = Field(strict=False, min_length=2)
-    """Layer ids: id k is what enters layer k (Hugging Face `hidden_states[k]`). The last one is the
-    number of layers: the last layer's output before the final norm. The others feed the draft."""
-    concurrency: PositiveInt = 32
-    """Requests at the server at the same time."""
-    max_sample_tokens: PositiveInt = 4096
-    """Longer samples (prompt + completion) are cut to this many tokens."""
-    part_gib: PositiveFloat = 2.0
-    """Largest size of one safetensors file of a shard."""
-
-    @model_validator(mode="after")
-    def _rising(self) -> Self:
-        require_rising(self.layers)
-        return self
-
-
 class Vocabulary(Strict):
     """The draft's vocabulary: the tokens of the target that it may propose."""
 
@@ -253,6 +234,8 @@ class StorageBudget(Strict):
 
     max_gib: PositiveFloat | None = None
     """Upper bound for everything below the recipe's folder; the disk itself is the limit when left out."""
+    keep_free_gib: Annotated[float, Field(ge=0)] = 1.0
+    """Hidden states leave this much of the disk free for everything else."""
 
 
 class Recipe(Strict):

@@ -47,7 +47,7 @@ _UNIMPORTANT = {
     "VLLM_RPC_BASE_PATH",
 }
 # What of this project runs inside the extraction server.
-_CODE_IN_SERVER = ("connector.py", "staging.py")
+_CODE_IN_SERVER = ("extraction/connector.py", "staging.py")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def extraction_server(lineage: Lineage, staging: Path) -> ServerSpec:
 
 
 def _code_in_server() -> dict[str, str]:
-    folder = Path(eagle3_pipeline.__file__).parent / "extraction"
+    folder = Path(eagle3_pipeline.__file__).parent
     return {name: sha256_of_file(folder / name) for name in _CODE_IN_SERVER}
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training.rope import rope_parameters
-from eagle3_pipeline.training.target_weights import TargetWeights
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from eagle3_pipeline.errors import Busy
+from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
 from eagle3_pipeline.training.batches import split_samples
 from eagle3_pipeline.training.checkpoint import Checkpoints
 from eagle3_pipeline.training.draft import (
@@ -24,7 +25,6 @@ from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.source import ShardSource
-from eagle3_pipeline.training.target_weights import TargetWeights, read_target_weights
 from eagle3_pipeline.training.warm_start import load_base, read_base_config
 from eagle3_pipeline.vocabulary.mapping import read_mapping
 

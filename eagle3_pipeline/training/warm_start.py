@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training.rope import rope_parameters
-from eagle3_pipeline.training.target_weights import TargetWeights
 
 # The names of the EAGLE-3 authors' code and of SpecForge on the left, speculators' on the right.
 RENAMED = (("midlayer.", "layers.0."),)

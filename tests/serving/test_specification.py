@@ -322,7 +322,7 @@ def test_our_own_code_in_the_extraction_server_is_in_its_fingerprint_alone(
 ) -> None:
     lineage = make_lineage(tmp_path)
     extraction, generation = extraction_server(lineage, tmp_path), generation_server(lineage)
-    shutil.copytree(REPOSITORY / "eagle3_pipeline" / "extraction", tmp_path / "code" / "extraction")
+    shutil.copytree(REPOSITORY / "eagle3_pipeline", tmp_path / "code")
     monkeypatch.setattr(specification.eagle3_pipeline, "__file__", str(tmp_path / "code" / "__init__.py"))
     monkeypatch.setattr(specification, "import_path", lambda: None)
     assert extraction_server(lineage, tmp_path).fingerprint == extraction.fingerprint

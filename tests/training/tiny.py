@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training.batches import Split, split_samples
 from eagle3_pipeline.training.draft import layer_config, new_draft, speculator_config
 from eagle3_pipeline.training.plan import TrainingPlan
-from eagle3_pipeline.training.target_weights import TargetWeights
 
 VOCAB, HIDDEN, DRAFT = 97, 32, 40
 LAYERS = (2, 5, 7, 9)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_pipeline.errors import Busy
-from eagle3_pipeline.extraction.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, staging_folder, temporary_name
+from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, staging_folder, temporary_name
 
 
 def test_staging_is_empty_before_and_after_and_what_is_not_ours_stays(tmp_path: Path) -> None:
