@@ -4,17 +4,23 @@ Files live in it from the server's write to the client's read, so it holds at mo
 sample in flight. It is used by one process at a time and is empty before and after.
 """
 
+import asyncio
 import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
-from eagle3_pipeline.errors import Busy
+from eagle3_pipeline.errors import Busy, NotEnoughRoom
 
 FILE_SUFFIX = ".safetensors"
 NO_ROOM_SUFFIX = ".no-room"
 FAILED_SUFFIX = ".failed"
 _LOCK_NAME = "staging.lock"
+_POLL_S = (0.002, 0.1)  # first and longest pause between two looks
+
+
+class WriteFailed(Exception):
+    """The server could not write a file; the message is what it said. Another attempt may work."""
 
 
 def temporary_name(path: Path) -> Path:
@@ -38,6 +44,31 @@ def staging_folder(folder: Path) -> Iterator[Path]:
             yield folder
         finally:
             _empty(folder)
+
+
+async def wait_for_file(path: Path, limit_s: float) -> None:
+    """Return when `path` is there, which means complete; the mark of a failed write is removed.
+
+    Raises NotEnoughRoom (the disk is full), WriteFailed (it was not written for another reason) and
+    TimeoutError (not there, and no mark, after `limit_s` seconds).
+    """
+    pause, longest = _POLL_S
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while not path.exists():
+        if (mark := path.with_name(path.name + NO_ROOM_SUFFIX)).exists():
+            mark.unlink()
+            raise NotEnoughRoom(
+                f"the disk of {path.parent} is full: the server could not write hidden states there. Free "
+                "some space and materialise again: finished shards and parts are kept."
+            )
+        if (mark := path.with_name(path.name + FAILED_SUFFIX)).exists():
+            said = mark.read_text()
+            mark.unlink()
+            raise WriteFailed(f"the server could not write {path.name}: {said}")
+        if asyncio.get_running_loop().time() > deadline:
+            raise TimeoutError(f"{path} was named {limit_s:.0f} s ago and is not there")
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, longest)
 
 
 def _empty(folder: Path) -> None:

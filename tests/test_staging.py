@@ -1,9 +1,17 @@
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from eagle3_pipeline.errors import Busy
-from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, staging_folder, temporary_name
+from eagle3_pipeline.errors import Busy, NotEnoughRoom
+from eagle3_pipeline.staging import (
+    FAILED_SUFFIX,
+    NO_ROOM_SUFFIX,
+    WriteFailed,
+    staging_folder,
+    temporary_name,
+    wait_for_file,
+)
 
 
 def test_staging_is_empty_before_and_after_and_what_is_not_ours_stays(tmp_path: Path) -> None:
@@ -28,3 +36,35 @@ def test_two_processes_never_share_a_staging_folder(tmp_path: Path) -> None:
         pass
     with staging_folder(tmp_path):
         pass
+
+
+def _wait(path: Path, limit_s: float = 5.0) -> None:
+    asyncio.run(wait_for_file(path, limit_s))
+
+
+def test_a_file_is_waited_for_until_it_has_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "cmpl-1-0.safetensors"
+    temporary_name(path).touch()
+
+    async def both() -> None:
+        waiting = asyncio.create_task(wait_for_file(path, 5.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        temporary_name(path).rename(path)
+        await waiting
+
+    asyncio.run(both())
+    assert path.exists()
+
+
+def test_a_mark_says_at_once_why_there_will_be_no_file_and_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "cmpl-1-0.safetensors"
+    path.with_name(path.name + NO_ROOM_SUFFIX).touch()
+    with pytest.raises(NotEnoughRoom, match="is full"):
+        _wait(path)
+    path.with_name(path.name + FAILED_SUFFIX).write_text("OSError: odd")
+    with pytest.raises(WriteFailed, match="OSError: odd"):
+        _wait(path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TimeoutError, match="is not there"):
+        _wait(path, 0.01)

@@ -18,15 +18,14 @@ import tenacity
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eagle3_pipeline.errors import NotEnoughRoom, ServerRefused, ServerStalled
-from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX
+from eagle3_pipeline.errors import ServerRefused, ServerStalled
+from eagle3_pipeline.staging import WriteFailed, wait_for_file
 
 _ATTEMPTS = 5
 # All samples in flight may wait for each other's prefill: 32 x 4096 tokens at 500 tokens/s, doubled.
 _READ_TIMEOUT_S = 600.0
 _FILE_TIMEOUT_S = 120.0  # from the reply to the complete file; the largest are a few hundred MB
 _LONGEST_WAIT_S = 60.0  # however long the server asks us to stay away
-_POLL_S = (0.002, 0.1)  # first and longest pause between two looks
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,10 @@ class Capture:
             raise _TransientError(f"{type(error).__name__}: {error}") from error
         self._judge(reply)
         path = self._named_file(reply)
-        await self._wait_for(path)
+        try:
+            await wait_for_file(path, self._file_timeout_s)
+        except (WriteFailed, TimeoutError) as error:
+            raise _TransientError(str(error)) from error
         return await asyncio.to_thread(_load_and_delete, path)
 
     def _judge(self, reply: httpx.Response) -> None:
@@ -159,27 +161,6 @@ class Capture:
                 "that it is started with the right flags."
             )
         return path
-
-    async def _wait_for(self, path: Path) -> None:
-        """Return when `path` is there, which means complete; raises NotEnoughRoom and _TransientError."""
-        pause, longest = _POLL_S
-        deadline = asyncio.get_running_loop().time() + self._file_timeout_s
-        while not path.exists():
-            if (mark := path.with_name(path.name + NO_ROOM_SUFFIX)).exists():
-                mark.unlink()
-                raise NotEnoughRoom(
-                    f"the disk of {path.parent} is full: the extraction server could not write a file there. "
-                    "Free some space and materialise hidden_state_shards again: finished shards and "
-                    "parts are kept."
-                )
-            if (mark := path.with_name(path.name + FAILED_SUFFIX)).exists():
-                said = mark.read_text()
-                mark.unlink()
-                raise _TransientError(f"the server could not write {path.name}: {said}")
-            if asyncio.get_running_loop().time() > deadline:
-                raise _TransientError(f"{path} was named {self._file_timeout_s:.0f} s ago and is not there")
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, longest)
 
 
 def _load_and_delete(path: Path) -> Captured:
