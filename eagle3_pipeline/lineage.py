@@ -148,12 +148,28 @@ class Lineage:
         }
         return self._place("vocabulary_map", inputs)
 
+    def waves(self) -> tuple[list[tuple[str, ...]], int]:
+        """The shards of each wave, and the number of passes; raises MissingInput without the audit's plan.
+
+        One wave needs one pass only: its states stay.
+        """
+        if self.recipe.extraction.waves == 1:
+            return [tuple(self.recipe.shards)], 1
+        facts = self.sample_audit().require().facts
+        waves = [tuple(wave) for wave in facts["waves"]]
+        return waves, int(facts["passes"]) if len(waves) > 1 else 1
+
     def draft_checkpoint(self) -> Place:
-        """The trained draft."""
+        """The trained draft. In waves it follows from what states are made of: they never all exist."""
         training = self.recipe.settings("training")["training"]
         del training["checkpoint_every_s"]  # when a checkpoint is written changes no weight
+        waves, passes = self.waves()
+        states = [self.hidden_state_shards(shard) for shard in self.recipe.shards]
         inputs = {
-            "states": self.digests([self.hidden_state_shards(shard) for shard in self.recipe.shards]),
+            "states": self.digests(states)
+            if len(waves) == 1
+            else fingerprint([place.fingerprint for place in states]),
+            **({"waves": waves, "passes": passes} if len(waves) > 1 else {}),
             "vocabulary": self.vocabulary_map().require().digest,
             "training": training,
             "base_draft": self._base_draft(),
