@@ -17,19 +17,19 @@ from eagle3_pipeline.errors import ServerDied
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.samples import SAMPLES_NAME, Sample, write_samples
+from tests.extraction.target import HIDDEN, NUM_LAYERS, TARGET, VOCAB, make_target
 from tests.fakes.faults import Faults
 from tests.fakes.states import write_states
 from tests.recipes import finish_prompts
 
-LAYERS = (1, 2, 4)
-HIDDEN = 8
+LAYERS = (1, 2, NUM_LAYERS)
 IN_FLIGHT = 4
 PER_SHARD = 10
 FACTS = {
     "model_fingerprint": "m" * 64,
-    "num_layers": LAYERS[-1],
+    "num_layers": NUM_LAYERS,
     "hidden_size": HIDDEN,
-    "vocab_size": 500,
+    "vocab_size": VOCAB,
     "max_context": 2048,
 }
 
@@ -47,7 +47,7 @@ def make_lineage(
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n')
     source = {"path": str(folder / "prompts.jsonl")}
     settings = {"layers": LAYERS, "concurrency": IN_FLIGHT, "max_sample_tokens": 64, "part_gib": 1e-6}
-    target = FACTS | {"model_path": str(folder)} | (facts or {})
+    target = FACTS | {"model_path": str(make_target(folder / "target"))} | (facts or {})
     values: dict[str, Any] = {
         "name": "tiny",
         "target": {"path": str(target["model_path"])},
@@ -132,7 +132,7 @@ class StandIn:
             if status is not None:
                 return status, {"error": {"message": "as the test wants it"}}
             path = self.staging / f"cmpl-{number}-0.safetensors"
-            write_states(path, ids, LAYERS, HIDDEN, self.faults)
+            write_states(path, ids, LAYERS, HIDDEN, TARGET, self.faults)
             self.most_staged = max(self.most_staged, len(list(self.staging.glob("*.safetensors"))))
             return 200, {"kv_transfer_params": {"hidden_states_path": str(path)}}
         finally:

@@ -25,6 +25,7 @@ from tests.extraction.build import (
     invent,
     make_lineage,
 )
+from tests.extraction.target import TARGET
 from tests.fakes.faults import Faults
 from tests.fakes.states import expected_states
 
@@ -58,7 +59,8 @@ def _holds_the_states_of(lineage: Lineage, shard: str, samples: list[Sample], lo
         ids = wanted.token_ids[:longest]
         assert found["token_ids"].tolist() == ids
         assert found["loss_mask"].int().tolist() == wanted.loss_mask[:longest]
-        assert torch.equal(found["hidden_states"].float(), torch.tensor(expected_states(ids, LAYERS, HIDDEN)))
+        expected = expected_states(ids, LAYERS, HIDDEN, TARGET)
+        assert torch.equal(found["hidden_states"].float(), torch.tensor(expected))
 
 
 def _all(shard: int) -> list[Sample]:

@@ -11,6 +11,7 @@ from eagle3_pipeline.serving.specification import extraction_server
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import audit, make_lineage
 from tests.fakes.faults import write_control
+from tests.fakes.heads import head_of
 from tests.fakes.states import expected_states
 
 PYTHON = Path(__file__).parent.parent / "fakes" / "python"
@@ -35,7 +36,7 @@ def _extract(lineage: Lineage, told: list[str]) -> None:
 
 
 def test_faults_of_a_server_process_are_met_and_the_next_call_goes_on(
-    lineage: Lineage, control: Path
+    lineage: Lineage, control: Path, tiny_llama: Path
 ) -> None:
     write_control(control, late_states_seconds=0.05, busy_requests=2, retry_after="0", no_room_after=12)
     told: list[str] = []
@@ -50,7 +51,7 @@ def test_faults_of_a_server_process_are_met_and_the_next_call_goes_on(
         assert len(reader) == 20
         for index in range(len(reader)):
             sample = reader[index]
-            expected = expected_states(sample["token_ids"].tolist(), (1, 2, 4), 64)
+            expected = expected_states(sample["token_ids"].tolist(), (1, 2, 4), 64, head_of(tiny_llama))
             assert torch.equal(sample["hidden_states"].float(), torch.tensor(expected))
     finally:
         stop_servers(())

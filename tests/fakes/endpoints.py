@@ -17,6 +17,7 @@ from tests.fakes.bodies import RefusalError, chat_body, completion_body, model_c
 from tests.fakes.counters import Counters
 from tests.fakes.engine import Engine
 from tests.fakes.faults import Faults, FaultSettings, strikes
+from tests.fakes.heads import head_of
 from tests.fakes.log import say, write_log
 from tests.fakes.states import write_states
 from tests.fakes.words import Answer, Language
@@ -32,6 +33,7 @@ class Endpoints:
         self._settings = settings
         self._stop = stop
         self._language = Language(arguments.model)
+        self._head = head_of(arguments.model)
         self._draft = arguments.speculation.get("method") == "eagle3"
         self._counters = Counters(
             arguments.served_name, arguments.engines, arguments.speculative_tokens, with_draft=self._draft
@@ -262,7 +264,7 @@ class Endpoints:
             if 0 <= faults.no_room_after <= self._files:
                 path.with_name(path.name + ".no-room").write_text("No space left on device (the stand-in's)")
             elif not strikes(faults.no_states_share, "no_states", ids):
-                write_states(path, ids, layers, self._language.hidden_size, faults)
+                write_states(path, ids, layers, self._language.hidden_size, self._head, faults)
             self._files += 1
 
         task = asyncio.create_task(write())

@@ -3,7 +3,9 @@
     hidden_states  [tokens, layers, hidden]  bfloat16
     token_ids      [tokens]                  int64
 
-All values are multiples of 1/128 in [-1, 1), which bfloat16 holds exactly, so a test may compare with `==`.
+Where the model's folder has an output head, the last layer's row of a token is a state after which the
+head says the next token, as a real model's does for what it wrote itself. All other values are
+multiples of 1/128 in [-1, 1). bfloat16 holds each value exactly, so a test may compare with `==`.
 """
 
 import json
@@ -14,10 +16,30 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.fakes.faults import Faults, strikes
+from tests.fakes.heads import SpokenHead
 
 
-def expected_states(token_ids: Sequence[int], layers: Sequence[int], hidden: int) -> npt.NDArray[np.float32]:
-    """The states `[tokens, layers, hidden]` that the stand-in writes for these ids."""
+def expected_states(
+    token_ids: Sequence[int], layers: Sequence[int], hidden: int, head: SpokenHead | None
+) -> npt.NDArray[np.float32]:
+    """The states `[tokens, layers, hidden]` that the stand-in of a model with `head` writes for these ids."""
+    states = _mixed(token_ids, layers, hidden)
+    if head is not None and head.num_layers in layers and len(token_ids) > 1:
+        said = _saying_next(token_ids, head)
+        there = np.flatnonzero(said.any(axis=1))  # some tokens of a model are never said
+        states[there, list(layers).index(head.num_layers)] = said[there]
+    return states
+
+
+def _saying_next(token_ids: Sequence[int], head: SpokenHead) -> npt.NDArray[np.float32]:
+    """Last states `[tokens - 1, hidden]` after which each next token comes, cut to what bfloat16 holds."""
+    # The norm takes a factor out again: with it no two neighbouring rows are the same.
+    factor = 1 + np.arange(len(token_ids) - 1, dtype=np.float32)[:, None] % 8 / 8
+    states = np.ascontiguousarray(head.states_before(token_ids[1:]) * factor, dtype=np.float32)
+    return (states.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _mixed(token_ids: Sequence[int], layers: Sequence[int], hidden: int) -> npt.NDArray[np.float32]:
     ids = np.asarray(token_ids, dtype=np.uint32)[:, None, None]
     positions = np.arange(len(token_ids), dtype=np.uint32)[:, None, None]
     layer = np.asarray(layers, dtype=np.uint32)[None, :, None]
@@ -30,10 +52,15 @@ def expected_states(token_ids: Sequence[int], layers: Sequence[int], hidden: int
 
 
 def write_states(
-    path: Path, token_ids: list[int], layers: Sequence[int], hidden: int, faults: Faults
+    path: Path,
+    token_ids: list[int],
+    layers: Sequence[int],
+    hidden: int,
+    head: SpokenHead | None,
+    faults: Faults,
 ) -> None:
     """Write the file as the project's connector does (temporary name, rename), with its faults."""
-    states = expected_states(token_ids, layers, hidden)
+    states = expected_states(token_ids, layers, hidden, head)
     if strikes(faults.nan_share, "nan", token_ids):
         states[len(token_ids) // 2, 0, 0] = np.nan
     if strikes(faults.short_share, "short", token_ids):
