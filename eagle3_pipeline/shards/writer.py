@@ -27,18 +27,29 @@ from eagle3_pipeline.shards.format import (
     bytes_of_sample,
     encode_header,
     read_header,
+    tensors_of,
 )
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
+from eagle3_pipeline.shards.precision import quantise
 
+_SCALES_OF = {"hidden_states": "scales", "last_states": "last_scales"}
 _STEP_BYTES = 64 << 20  # written at once: keeps a kill and other writers responsive
 
 
 @dataclass(frozen=True)
 class _Pending:
     sample_id: str
-    hidden_states: torch.Tensor
-    token_ids: torch.Tensor
-    loss_mask: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    """By their names in the part; all but the offsets."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.tensors["token_ids"])
+
+    @property
+    def trained_tokens(self) -> int:
+        """Rows of the last layer that are kept apart from the others."""
+        return len(self.tensors.get("last_states", ()))
 
 
 class ShardWriter:
@@ -94,7 +105,7 @@ class ShardWriter:
     def add(
         self, sample_id: str, hidden_states: torch.Tensor, token_ids: torch.Tensor, loss_mask: torch.Tensor
     ) -> None:
-        """Take one sample; the tensors are copied.
+        """Take one sample; what the layout keeps of the tensors is copied.
 
         hidden_states [tokens, layers, hidden] bf16, token_ids [tokens], loss_mask [tokens]. Raises
         ValueError for other shapes (they were checked before), and OSError when a part cannot be written.
@@ -108,13 +119,12 @@ class ShardWriter:
             )
         if len(loss_mask) != tokens:
             raise ValueError(f"{sample_id}: a mask of {len(loss_mask)} for {tokens} tokens")
-        size = bytes_of_sample(sample_id, tokens, self.layout)
+        sample = _Pending(sample_id, _as_stored(self.layout, hidden_states, token_ids, loss_mask))
+        size = bytes_of_sample(sample_id, tokens, sample.trained_tokens, self.layout)
         if self._pending and self._pending_bytes + size > self._part_bytes:
             self._write_part()
         self._pending_bytes += size
-        self._pending.append(
-            _Pending(sample_id, hidden_states.clone(), token_ids.to(torch.int64), loss_mask.to(torch.bool))
-        )
+        self._pending.append(sample)
 
     def complete(self) -> list[Path]:
         """Write what is left and return the paths of all parts, for the manifest."""
@@ -141,11 +151,13 @@ class ShardWriter:
         path = self.folder / f"part-{len(self.parts):05d}.safetensors"
         temporary = path.with_name(f".{path.name}.tmp")
         sample_ids = tuple(sample.sample_id for sample in self._pending)
-        tokens = sum(len(sample.token_ids) for sample in self._pending)
+        tokens = sum(sample.tokens for sample in self._pending)
+        trained = sum(sample.trained_tokens for sample in self._pending)
         try:
             with temporary.open("wb") as file:
-                file.write(encode_header(self.layout, sample_ids, tokens))
-                _write_data(file, self._pending)
+                file.write(encode_header(self.layout, sample_ids, tokens, trained))
+                for name in tensors_of(self.layout, len(sample_ids), tokens, trained):
+                    _write_rows(file, name, self._pending)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -166,15 +178,31 @@ class ShardWriter:
         self._pending_bytes = bytes_of_empty_part(self.layout)
 
 
-def _write_data(file: BinaryIO, samples: list[_Pending]) -> None:
-    lengths = torch.tensor([0, *(len(sample.token_ids) for sample in samples)], dtype=torch.int64)
-    _write_tensor(file, lengths.cumsum(0))
+def _as_stored(
+    layout: ShardLayout, states: torch.Tensor, token_ids: torch.Tensor, loss_mask: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The tensors of one sample as they stand in a part, none of them the caller's."""
+    mask = loss_mask.to(torch.bool, copy=True)
+    stored = {"token_ids": token_ids.to(torch.int64, copy=True), "loss_mask": mask}
+    kept = {"hidden_states": states}
+    if layout.kept == "trained":
+        kept = {"hidden_states": states[:, :-1], "last_states": states[mask, -1]}
+    for name, rows in kept.items():
+        if layout.precision == "fp8":
+            stored[name], stored[_SCALES_OF[name]] = quantise(rows)
+        else:
+            stored[name] = rows.clone(memory_format=torch.contiguous_format)
+    return stored
+
+
+def _write_rows(file: BinaryIO, name: str, samples: list[_Pending]) -> None:
+    if name in ("offsets", "last_offsets"):
+        is_last = name == "last_offsets"
+        lengths = [sample.trained_tokens if is_last else sample.tokens for sample in samples]
+        _write_tensor(file, torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0))
+        return
     for sample in samples:
-        _write_tensor(file, sample.hidden_states)
-    for sample in samples:
-        _write_tensor(file, sample.token_ids)
-    for sample in samples:
-        _write_tensor(file, sample.loss_mask)
+        _write_tensor(file, sample.tensors[name])
 
 
 def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:

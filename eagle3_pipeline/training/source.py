@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from eagle3_pipeline.errors import DamagedFile
-from eagle3_pipeline.shards.listing import parts_of_shard
 from eagle3_pipeline.shards.reader import ShardReader
 
 
 class ShardSource:
-    """All samples of several shard folders, in order; the masks (1 byte per token) are kept in memory."""
+    """All samples of several shard folders, in order. Nothing of them is kept in memory."""
 
     def __init__(self, folders: Sequence[Path], layers: tuple[int, ...]) -> None:
         """Open the shards; raises MissingInput, and DamagedFile where one has other layers than `layers`."""
@@ -23,19 +21,13 @@ class ShardSource:
                 f"the shards hold the layers {list(found)}, expected {list(layers)}: "
                 "make the hidden states again"
             )
-        self._masks: list[torch.Tensor] = []
-        for folder in folders:
-            for path in parts_of_shard(folder):
-                with safe_open(path, framework="pt") as part:
-                    sizes = part.get_tensor("offsets").diff().tolist()
-                    self._masks.extend(part.get_tensor("loss_mask").split(sizes))
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def loss_mask(self, index: int) -> torch.Tensor:
         """The mask of one sample, `[tokens]`."""
-        return self._masks[index]
+        return self._reader.loss_mask(index)
 
     def read(self, index: int) -> Mapping[str, torch.Tensor]:
         """hidden_states `[tokens, layers, hidden]`, token_ids and loss_mask `[tokens]` of one sample."""

@@ -67,7 +67,7 @@ def test_a_part_is_an_ordinary_safetensors_file_whose_header_says_what_it_is(tmp
     folder, _ = make_shard(tmp_path, [invent(3, 0), invent(4, 1)])
     with safe_open(folder / "part-00000.safetensors", framework="pt") as file:
         said = file.metadata()
-        assert said["format_version"] == "1"
+        assert said["format_version"] == "2"
         assert (said["layer_ids"], said["layer_convention"]) == ("[2, 5, 8]", "input-of-layer")
         assert (said["pre_norm_last"], said["dtype"]) == ("true", "bfloat16")
         assert json.loads(said["sample_ids"]) == ["p4-s000-0", "p4-s000-1"]
@@ -99,7 +99,7 @@ def test_a_header_of_another_format_version_or_convention_is_refused(tmp_path: P
     part = folder / "part-00000.safetensors"
     data = part.read_bytes()
     for found, other in (
-        (b'"format_version":"1"', b'"format_version":"9"'),
+        (b'"format_version":"2"', b'"format_version":"9"'),
         (b"input-of-layer", b"outputoflayers"),
     ):
         part.write_bytes(data.replace(found, other))
