@@ -34,8 +34,8 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """Every expected shard is there, its quality is within the recipe's bounds, its states will fit.
 
         Only when that holds is the generation server stopped, and only where extraction wants its
-        GPUs. The data version holds the verdict and the layer plan, not the samples: one shard made
-        again does not turn all states stale.
+        GPUs. The data version holds the verdict and the plan of layers, type and waves, not the
+        samples: one shard made again does not turn all states stale.
         """
         lineage = storage.lineage(recipe)
         with step():
@@ -43,12 +43,20 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
             for name in servers.release_generation(lineage):
                 context.log.info(f"stopped {name}: its samples are complete and extraction needs its GPUs")
             pictures = _pictures(manifest, shards_of_audit(lineage))
-        layers = "-".join(map(str, recipe.extraction.layers))
-        version = dg.DataVersion(f"passed-layers-{layers}-bf16")
         values = {**metadata(manifest, lineage.sample_audit().folder), **pictures}
-        return dg.MaterializeResult(metadata=values, data_version=version)
+        return dg.MaterializeResult(metadata=values, data_version=_version(recipe, manifest))
 
     return sample_audit
+
+
+def _version(recipe: Recipe, manifest: Manifest) -> dg.DataVersion:
+    """Such as `passed-layers-2-15-27-30-bf16-all-waves-4-4-3-passes-1`: a wave by its number of shards."""
+    extraction = recipe.extraction
+    layers = "-".join(map(str, extraction.layers))
+    waves = "-".join(str(len(wave)) for wave in manifest.facts["waves"])
+    form = f"{extraction.precision}-{extraction.kept}"
+    passes = manifest.facts["passes"]
+    return dg.DataVersion(f"passed-layers-{layers}-{form}-waves-{waves}-passes-{passes}")
 
 
 def _pictures(manifest: Manifest, shards: dict[str, dict[str, Any]]) -> dict[str, Any]:

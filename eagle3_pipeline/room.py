@@ -1,21 +1,22 @@
 """Whether what a recipe still has to make fits this machine, asked before anything long starts.
 
-Lengths of completions are unknown then, so disk is judged by two bounds: a run whose states do not
+Lengths of completions are unknown then, so room for states is judged by two bounds: a run whose states do not
 fit even if completions are short is refused, one that fits only then is warned about. `sample_audit`
 knows the real lengths and decides for good.
 """
 
 import logging
-import shutil
+from typing import Any
 
 import psutil
 
-from eagle3_pipeline.durable_files import require_free_bytes
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths, byte_plan, shard_lengths
+from eagle3_pipeline.samples.fitting import Fit, in_words
+from eagle3_pipeline.samples.state_room import gib
 from eagle3_pipeline.serving.server import running_servers
-from eagle3_pipeline.shards.format import bytes_of_states
 
 logger = logging.getLogger(__name__)
 
@@ -33,56 +34,56 @@ def require_machine(lineage: Lineage) -> None:
     # A server of ours is used or stopped by the next step: the memory that it holds is not missing.
     if not recipe.partitions.generation and not any(one.overlaps(()) for one in running_servers()):
         _require_memory(recipe, int(lineage.target_model().require().facts["bytes"]))
-    lineage.folder.mkdir(parents=True, exist_ok=True)
-    short, wanted = bytes_wanted(lineage)
-    require_free_bytes(
-        lineage.folder,
-        short,
-        "the hidden states of the samples that have none yet, even at a mean of "
-        f"{recipe.generation.max_completion_tokens * _SHORT:.0f} completion tokens,",
-        "Free some space, point EAGLE3_STORAGE to a larger disk, or lower prompts.count.",
-    )
-    free = shutil.disk_usage(lineage.folder).free
-    if free < wanted:
+    short, long = expected_fits(lineage)
+    if not short.fits:
+        raise NotEnoughRoom(
+            f"even at a mean of {recipe.generation.max_completion_tokens * _SHORT:.0f} completion tokens, "
+            f"{in_words(short)}, but {short.room.why}. Choices: {'; '.join(short.choices())}."
+        )
+    if not long.fits:
         logger.warning(
-            "the hidden states may not fit: %.1f GiB are free, completions of %.0f tokens would take %.1f "
-            "GiB. sample_audit decides when the lengths are known.",
-            free / 2**30,
+            "the hidden states may not fit: %s; completions of %.0f tokens would take %s at once. "
+            "sample_audit decides when the lengths are known.",
+            long.room.why,
             recipe.generation.max_completion_tokens * _LONG,
-            wanted / 2**30,
+            gib(long.wave_plan.needed),
         )
 
 
-def bytes_wanted(lineage: Lineage) -> tuple[int, int]:
-    """Bytes of the states still to be written, if completions are short and if they are long.
+def expected_fits(lineage: Lineage) -> tuple[Fit, Fit]:
+    """Whether the states will fit if completions are short, and if they are long.
 
     Raises MissingInput without a target.
     """
-    return _missing_bytes(lineage, _SHORT), _missing_bytes(lineage, _LONG)
+    short, long = (expected_plan(lineage, share) for share in (_SHORT, _LONG))
+    return Fit.of(lineage, short), Fit.of(lineage, long)
 
 
-def _missing_bytes(lineage: Lineage, mean: float) -> int:
-    """Bytes of the states still to be written, if completions have this share of their longest length."""
+def expected_plan(lineage: Lineage, mean: float) -> BytePlan:
+    """The byte plan before all samples are made: the others get completions of this share of the longest.
+
+    A shard that is made counts with its mean lengths. Raises MissingInput without a target.
+    """
     recipe = lineage.recipe
-    hidden = int(lineage.target_model().require().facts["hidden_size"])
-    tokens = int(recipe.prompts.per_shard * recipe.generation.max_completion_tokens * mean)
-
-    def missing(tokens: int, there: int = 0) -> int:
-        return max(bytes_of_states(tokens, len(recipe.extraction.layers), hidden) - there, 0)
-
-    total = 0
+    guess = (0, max(int(recipe.generation.max_completion_tokens * mean), 1))
+    plan = recipe.prompts
+    shards = []
     for shard in recipe.shards:
-        try:
-            samples = lineage.synthetic_samples(shard).require().facts
-        except MissingInput:
-            total += missing(tokens)
+        if (made := _made(lineage, shard)) is None:
+            shards.append(ShardLengths(shard, [guess] * plan.per_shard, is_extracted=False))
             continue
-        states = lineage.hidden_state_shards(shard)
-        if states.manifest() is None:
-            known = int(samples["prompt_tokens"]) + int(samples["completion_tokens"])
-            parts = sum(part.stat().st_size for part in states.folder.glob("part-*.safetensors"))
-            total += missing(min(tokens, known), parts)
-    return total
+        count = max(int(made["samples"]), 1)
+        prompt = int(made["prompt_tokens"]) // count
+        total = prompt + -(-int(made["completion_tokens"]) // count)
+        shards.append(shard_lengths(lineage, shard, [(prompt, total)] * count))
+    return byte_plan(lineage, shards)
+
+
+def _made(lineage: Lineage, shard: str) -> dict[str, Any] | None:
+    try:
+        return lineage.synthetic_samples(shard).require().facts
+    except MissingInput:
+        return None
 
 
 def memory_wanted(recipe: Recipe, model_bytes: int) -> int:

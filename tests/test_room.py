@@ -20,7 +20,7 @@ from tests.recipes import finish_prompts, tiny_recipe
 
 HIDDEN = 64
 # At a tenth of 128 completion tokens: 8 samples, 4 layers, bfloat16.
-SHARD_BYTES = int(8 * 12.8) * 4 * HIDDEN * 2
+SHARD_BYTES = 8 * 12 * 4 * HIDDEN * 2
 
 
 def finish(place: Place, facts: dict[str, Any] | None = None) -> Manifest:
@@ -41,13 +41,15 @@ def lineage(tmp_path: Path) -> Lineage:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, *, disk: int = 1 << 60, memory: int = 1 << 60) -> None:
+    """So many bytes are free; of the disk, without those that storage.keep_free_gib keeps."""
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(free=disk))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(free=disk + 2**30))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=memory))
 
 
-def make_samples(lineage: Lineage, shard: str, tokens: int = 1 << 20) -> None:
-    finish(lineage.synthetic_samples(shard), {"prompt_tokens": 0, "completion_tokens": tokens})
+def make_samples(lineage: Lineage, shard: str, tokens: int = 12) -> None:
+    facts = {"samples": 8, "prompt_tokens": 0, "completion_tokens": 8 * tokens}
+    finish(lineage.synthetic_samples(shard), facts)
 
 
 def test_a_disk_without_room_for_short_completions_is_refused_and_the_next_larger_is_warned_of(
@@ -55,7 +57,7 @@ def test_a_disk_without_room_for_short_completions_is_refused_and_the_next_large
 ) -> None:
     free(monkeypatch, disk=3 * SHARD_BYTES - 1)
     with pytest.raises(
-        NotEnoughRoom, match=r"even at a mean of 13 completion tokens, .*lower prompts\.count"
+        NotEnoughRoom, match=r"even at a mean of 13 completion tokens, .*Choices: .*run\.shards: 2 of 3"
     ):
         require_machine(lineage)
     free(monkeypatch, disk=3 * SHARD_BYTES)
@@ -79,6 +81,20 @@ def test_states_that_are_there_need_no_room(lineage: Lineage, monkeypatch: pytes
     require_machine(lineage)
 
 
+def test_with_waves_only_one_of_them_must_fit_and_the_validation_samples(
+    tmp_path: Path, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extraction = lineage.recipe.extraction.model_copy(update={"waves": "auto"})
+    recipe = lineage.recipe.model_copy(update={"extraction": extraction})
+    in_waves = Lineage(recipe, lineage.storage_root)
+    needed = SHARD_BYTES + int(3 * SHARD_BYTES * 0.1)
+    free(monkeypatch, disk=needed - 1)
+    with pytest.raises(NotEnoughRoom, match="in 3 waves"):
+        require_machine(in_waves)
+    free(monkeypatch, disk=needed)
+    require_machine(in_waves)
+
+
 def test_parts_that_are_there_and_samples_that_came_out_short_need_less(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +105,7 @@ def test_parts_that_are_there_and_samples_that_came_out_short_need_less(
     (place.folder / "part-00000.safetensors").write_bytes(b"x" * SHARD_BYTES)
     for shard in (second, third):
         make_samples(lineage, shard, tokens=3)
-    needed = 2 * 3 * 4 * HIDDEN * 2
+    needed = 2 * 8 * 3 * 4 * HIDDEN * 2
     free(monkeypatch, disk=needed - 1)
     with pytest.raises(NotEnoughRoom):
         require_machine(lineage)

@@ -8,7 +8,8 @@ from pathlib import Path
 from eagle3_pipeline.doctor.finding import Finding, note, ok, problem
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.room import bytes_wanted
+from eagle3_pipeline.room import expected_fits
+from eagle3_pipeline.samples.state_room import gib
 
 _GIB = 2**30
 _SHARED_MEMORY = Path("/dev/shm")
@@ -32,19 +33,17 @@ def storage(lineage: Lineage) -> Iterator[Finding]:
         yield base
         return
     try:
-        short, long = bytes_wanted(lineage)
+        short, long = expected_fits(lineage)
     except MissingInput:
         yield ok(f"{base.what}; what hidden states take is known when target_model is made")
         return
-    free = shutil.disk_usage(_existing(folder)).free
     what = (
-        f"the storage root {folder}: {free / _GIB:.1f} GiB free, hidden states still take {short / _GIB:.1f} "
-        f"to {long / _GIB:.1f} GiB"
+        f"the storage root {folder}: {gib(short.room.bytes)} for hidden states, which still take "
+        f"{gib(short.wave_plan.needed)} to {gib(long.wave_plan.needed)} at once"
     )
-    if free < short:
-        way_out = "Free some space, point EAGLE3_STORAGE to a larger disk, or lower prompts.count."
-        yield problem(what, way_out)
-    elif free < long:
+    if not short.fits:
+        yield problem(what, f"{short.room.why}. Choices: {'; '.join(short.choices())}.")
+    elif not long.fits:
         yield note(what, "sample_audit decides when the lengths of the samples are known.")
     else:
         yield ok(what)

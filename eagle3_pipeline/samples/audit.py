@@ -1,7 +1,8 @@
 """The step `sample_audit`: the barrier between generation and extraction.
 
 It passes when every shard of the run is made, the quality of the samples is within the recipe's
-bounds and the hidden states will fit on the disk. audit.json has the numbers per shard and in all.
+bounds and the hidden states will fit on the disk, at once or in waves. audit.json has the numbers per
+shard and in all; the facts `waves` (names of shards) and `passes` are the plan that later steps keep to.
 """
 
 import json
@@ -13,12 +14,14 @@ from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
-from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths, require_room
+from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths, byte_plan, shard_lengths
 from eagle3_pipeline.samples.drift import Retokenizer
+from eagle3_pipeline.samples.fitting import Fit, require_room
 from eagle3_pipeline.samples.lengths import histogram
 from eagle3_pipeline.samples.quality import Quality, require_quality
 from eagle3_pipeline.samples.sample import VERDICTS, Sample
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
+from eagle3_pipeline.samples.state_room import gib
 
 _logger = logging.getLogger(__name__)
 
@@ -52,13 +55,13 @@ def audit_samples(lineage: Lineage) -> Manifest:
     audits = {shard: _read(lineage, shard, one, retokenizer) for shard, one in made.items()}
     qualities = {shard: one.quality for shard, one in audits.items()}
     require_quality(qualities, lineage.recipe.generation)
-    plan = _plan(lineage, [one.lengths for one in audits.values()])
-    require_room(lineage, plan)
+    plan = byte_plan(lineage, [one.lengths for one in audits.values()])
+    extraction = _extraction(lineage, plan)
     total = Quality.total(qualities.values())
     audit = {
         "verdict": "passed",
         "totals": total.facts(),
-        "extraction": plan.numbers(),
+        "extraction": extraction,
         "shards": {shard: one.facts() for shard, one in qualities.items()},
     }
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +69,10 @@ def audit_samples(lineage: Lineage) -> Manifest:
     write_json(path, audit)
     _logger.info(
         f"{total.counts['samples']} samples pass: {total.share('truncated'):.1%} truncated, "
-        f"{total.share('rejected'):.1%} rejected; the states of {plan.tokens} tokens take "
-        f"{plan.tokens * plan.bytes_per_token / 2**30:.2f} GiB"
+        f"{total.share('rejected'):.1%} rejected; the states of {plan.tokens} tokens take {gib(plan.bytes)}"
+        + (f", in {waves} waves" if (waves := len(extraction["waves"])) > 1 else "")
     )
-    facts = {"verdict": "passed", "shards": len(made), **total.facts(), **plan.numbers()}
+    facts = {"verdict": "passed", "shards": len(made), **total.facts(), **extraction}
     return place.finish([path], {**facts, "completion_lengths": histogram(total.lengths)})
 
 
@@ -111,11 +114,14 @@ def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer
             spread.append(one)
     return ShardAudit(
         Quality(counts, lengths, retokenizer.drift(spread) if retokenizer else None),
-        ShardLengths(shard, trained, is_extracted=lineage.hidden_state_shards(shard).manifest() is not None),
+        shard_lengths(lineage, shard, trained),
     )
 
 
-def _plan(lineage: Lineage, shards: list[ShardLengths]) -> BytePlan:
-    extraction = lineage.recipe.extraction
-    hidden: Any = lineage.target_model().require().facts["hidden_size"]
-    return BytePlan(shards, extraction.max_sample_tokens, len(extraction.layers), int(hidden))
+def _extraction(lineage: Lineage, plan: BytePlan) -> dict[str, Any]:
+    """The plan of bytes and waves as facts; raises NotEnoughRoom."""
+    fit = Fit.of(lineage, plan)
+    waves = require_room(fit).waves
+    # Going through one wave twice would delete what fits, and extract it again for nothing.
+    passes = lineage.recipe.extraction.passes if len(waves) > 1 else 1
+    return {**plan.numbers(), "free_bytes": fit.room.bytes, "waves": waves, "passes": passes}

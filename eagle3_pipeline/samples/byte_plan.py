@@ -1,17 +1,26 @@
-"""How many bytes the hidden states of the samples will take, and whether they will fit.
+"""How many bytes the hidden states of the samples take, in each form that the recipe could choose.
 
 A sample counts with its first `max_sample_tokens` tokens; one whose whole completion is cut away by
-that trains nothing and counts with none.
+that trains nothing and counts with none. The bytes are those of the states and their scales; token
+ids, masks and headers are less than a hundredth of them and are left to `storage.keep_free_gib`.
 """
 
-import os
-import shutil
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
-from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.shards.format import bytes_of_states
+from eagle3_pipeline.recipe.extraction import Kept, Precision
+from eagle3_pipeline.shards.consumption import consumption
+from eagle3_pipeline.shards.format import ShardLayout
+
+FORMS: dict[str, tuple[Precision, Kept]] = {
+    "bf16": ("bf16", "all"),
+    "bf16 trained": ("bf16", "trained"),
+    "fp8": ("fp8", "all"),
+    "fp8 trained": ("fp8", "trained"),
+}
+"""Name of each form that states can be kept in: precision, and what is kept."""
 
 
 @dataclass(frozen=True)
@@ -22,103 +31,89 @@ class ShardLengths:
     lengths: list[tuple[int, int]]
     is_extracted: bool
     """Its states are on the disk already."""
+    written: int = 0
+    """Bytes of the parts of a shard that is not finished yet."""
 
     def tokens(self, longest: int) -> int:
         """Tokens to extract when samples are cut to `longest`."""
         return sum(min(total, longest) for prompt, total in self.lengths if prompt < min(total, longest))
 
+    def completion_tokens(self, longest: int) -> int:
+        """Those of them that the target wrote."""
+        return sum(max(min(total, longest) - prompt, 0) for prompt, total in self.lengths)
+
 
 @dataclass(frozen=True)
 class BytePlan:
-    """The extraction of a run, in tokens and bytes."""
+    """The extraction of a run, in tokens and bytes; `dataclasses.replace` gives what another choice takes."""
 
     shards: list[ShardLengths]
     longest: int
-    layers: int
-    hidden_size: int
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of the states of one token."""
-        return bytes_of_states(1, self.layers, self.hidden_size)
+    layout: ShardLayout
 
     @property
     def tokens(self) -> int:
         """Tokens to extract in all."""
         return sum(one.tokens(self.longest) for one in self.shards)
 
-    def missing_bytes(self, longest: int | None = None, shards: int | None = None) -> int:
-        """Bytes still to be written; or what they would be with another cut or fewer shards."""
-        missing = [
-            one.tokens(longest or self.longest) for one in self.shards[:shards] if not one.is_extracted
-        ]
-        return sum(missing) * self.bytes_per_token
+    @property
+    def bytes(self) -> int:
+        """Bytes of the states of all shards."""
+        return sum(self._bytes_of(one) for one in self.shards)
 
-    def numbers(self) -> dict[str, int]:
-        """The plan as facts: samples and tokens that train, cut samples, bytes in all."""
+    @property
+    def missing(self) -> list[int]:
+        """Bytes of each shard that are still to be written."""
+        return [0 if one.is_extracted else max(self._bytes_of(one) - one.written, 0) for one in self.shards]
+
+    def in_form(self, precision: Precision, kept: Kept) -> "BytePlan":
+        """The same samples in another form."""
+        return replace(self, layout=replace(self.layout, precision=precision, kept=kept))
+
+    def forms(self) -> dict[str, int]:
+        """Bytes of the whole set in each form, by its name: `bf16`, `bf16 trained`, `fp8`, `fp8 trained`."""
+        return {name: self.in_form(*form).bytes for name, form in FORMS.items()}
+
+    def numbers(self) -> dict[str, Any]:
+        """The plan as facts: samples and tokens that train, cut samples, bytes in all and by form."""
         lengths = [length for one in self.shards for length in one.lengths]
         return {
             "trained_samples": sum(prompt < min(total, self.longest) for prompt, total in lengths),
             "cut_samples": sum(total > self.longest for _, total in lengths),
             "trained_tokens": self.tokens,
-            "bytes_per_token": self.bytes_per_token,
-            "bytes_of_states": self.tokens * self.bytes_per_token,
+            "bytes_per_token": self.layout.state_bytes(1, 1),
+            "bytes_of_states": self.bytes,
+            "bytes_by_form": self.forms(),
         }
 
-
-def require_room(lineage: Lineage, plan: BytePlan) -> None:
-    """Raise NotEnoughRoom, with choices, unless the missing states fit on the disk and in the budget."""
-    missing = plan.missing_bytes()
-    free = shutil.disk_usage(lineage.folder).free
-    limits = {f"{_gib(free)} are free on the disk of {lineage.folder}": free}
-    budget = lineage.recipe.storage.max_gib
-    if budget is not None:
-        used = _bytes_below(lineage.folder)
-        left = int(budget * 2**30) - used
-        limits[f"storage.max_gib = {budget:g} leaves {_gib(left)} ({_gib(used)} are used)"] = left
-    why, room = min(limits.items(), key=lambda limit: limit[1])
-    if missing > room:
-        raise NotEnoughRoom(
-            f"the hidden states of {plan.tokens} tokens ({plan.bytes_per_token} bytes each) still take "
-            f"{_gib(missing)}, but {why}. Choices: {'; '.join(_choices(plan, room, budget))}."
-        )
+    def _bytes_of(self, shard: ShardLengths) -> int:
+        tokens, trained = shard.tokens(self.longest), shard.completion_tokens(self.longest)
+        return self.layout.state_bytes(tokens, trained)
 
 
-def _choices(plan: BytePlan, room: int, budget: float | None) -> list[str]:
-    choices = []
-    shards = max(n for n in range(len(plan.shards) + 1) if plan.missing_bytes(shards=n) <= room)
-    if shards:
-        choices.append(f"run.shards: {shards} of {len(plan.shards)}")
-    if (longest := _longest_that_fits(plan, room)) > 0:
-        choices.append(f"extraction.max_sample_tokens: {longest} (is {plan.longest})")
-    layers = plan.layers * max(room, 0) // max(plan.missing_bytes(), 1)
-    if layers >= 2:
-        choices.append(f"{layers} extraction.layers (are {plan.layers})")
-    enlarge = "raise storage.max_gib, " if budget is not None else ""
-    choices.append(f"{enlarge}free space or point EAGLE3_STORAGE to a larger disk")
-    return choices
+def byte_plan(lineage: Lineage, shards: list[ShardLengths]) -> BytePlan:
+    """The plan of these shards with the recipe's own settings; raises MissingInput without a target."""
+    extraction = lineage.recipe.extraction
+    target = lineage.target_model().require().facts
+    layout = ShardLayout(
+        extraction.layers,
+        int(target["hidden_size"]),
+        str(target["model_fingerprint"]),
+        extraction.precision,
+        extraction.kept,
+    )
+    return BytePlan(shards, extraction.max_sample_tokens, layout)
 
 
-def _longest_that_fits(plan: BytePlan, room: int) -> int:
-    """The largest max_sample_tokens whose states fit, 0 where none that keeps any sample does."""
-    low, high = 0, plan.longest
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if plan.missing_bytes(longest=middle) <= room else (low, middle - 1)
-    return low if low and any(one.tokens(low) for one in plan.shards) else 0
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(parent) / name).lstat().st_size
-            except FileNotFoundError:
-                continue  # another process moved it meanwhile
-    return total
-
-
-def _gib(count: int) -> str:
-    value = count / 2**30
-    return f"{value:.2f} GiB" if abs(value) < 10 else f"{value:.0f} GiB"
+def shard_lengths(lineage: Lineage, shard: str, lengths: list[tuple[int, int]]) -> ShardLengths:
+    """Lengths of a shard, with what of its states lies on the disk."""
+    try:
+        place = lineage.hidden_state_shards(shard)
+    except MissingInput:  # no samples, so no states
+        return ShardLengths(shard, lengths, is_extracted=False)
+    if consumption(place.folder) is not None:  # deleted; whoever plans anew makes them anew
+        return ShardLengths(shard, lengths, is_extracted=False)
+    if place.manifest() is not None:
+        return ShardLengths(shard, lengths, is_extracted=True)
+    parts = sum(part.stat().st_size for part in place.folder.glob("part-*.safetensors"))
+    return ShardLengths(shard, lengths, is_extracted=False, written=parts)

@@ -12,7 +12,7 @@ import pytest
 
 from eagle3_pipeline.doctor import Finding, Mark, disks, limits, partitions
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.room import bytes_wanted, memory_wanted
+from eagle3_pipeline.room import expected_fits, memory_wanted
 from tests.doctor.conftest import LineageMaker
 from tests.records import process_of_a_server, write_record
 
@@ -62,9 +62,9 @@ def test_the_storage_root_is_judged_by_what_is_still_to_be_written(free, make_li
     (found,) = disks.storage(lineage)
     assert (found.mark, "known when target_model is made" in found.what) == (Mark.OK, True)
     make_target(lineage)
-    short, long = bytes_wanted(lineage)
+    short, long = (fit.wave_plan.needed for fit in expected_fits(lineage))
     marks = []
-    for disk in (GIB + short + long, max(short, GIB) - 1):
+    for disk in (GIB + long, GIB + short - 1):
         free(disk=disk)
         (found,) = disks.storage(lineage)
         marks.append(found.mark)
@@ -76,14 +76,14 @@ def test_states_that_fit_only_when_completions_are_short_are_a_note(free, make_l
     plan = {"count": 4096, "per_shard": 4096}
     lineage = make_lineage(prompts=plan)
     make_target(lineage)
-    short, long = bytes_wanted(lineage)
+    short, long = (fit.wave_plan.needed for fit in expected_fits(lineage))
     assert GIB < short < long
-    free(disk=short)
+    free(disk=GIB + short)
     (found,) = disks.storage(lineage)
     assert (found.mark, "sample_audit decides" in found.advice) == (Mark.NOTE, True)
-    free(disk=short - 1)
+    free(disk=GIB + short - 1)
     (found,) = disks.storage(lineage)
-    assert (found.mark, "lower prompts.count" in found.advice) == (Mark.PROBLEM, True)
+    assert (found.mark, "extraction.precision: fp8" in found.advice) == (Mark.PROBLEM, True)
 
 
 def test_memory_on_the_cpu_is_compared_with_what_a_server_takes(free, make_lineage: LineageMaker) -> None:

@@ -13,6 +13,7 @@ from eagle3_pipeline.samples import Sample, write_samples
 from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
 from eagle3_pipeline.samples.drift import Drift, Retokenizer
 from eagle3_pipeline.samples.sample import VERDICTS
+from eagle3_pipeline.shards.consumption import mark_consumed
 from tests.generation.world import make_lineage
 from tests.samples.tokenizer import make_tokenizer
 
@@ -79,8 +80,16 @@ def test_good_samples_pass_and_the_audit_has_totals_shards_and_the_byte_plan(tmp
         "trained_tokens": 190,
         "bytes_per_token": BYTES_PER_TOKEN,
         "bytes_of_states": 190 * BYTES_PER_TOKEN,
+        "bytes_by_form": {
+            "bf16": 190 * 4 * 16,
+            "bf16 trained": (190 * 3 + 19 * 6) * 16,
+            "fp8": 190 * 4 * (8 + 4),
+            "fp8 trained": (190 * 3 + 19 * 6) * (8 + 4),
+        },
+        "waves": [["p10-s000", "p10-s001"]],
+        "passes": 1,
     }
-    assert audit["extraction"] == expected
+    assert audit["extraction"] == expected | {"free_bytes": audit["extraction"]["free_bytes"]}
     assert manifest.facts["verdict"] == "passed"
     assert manifest.facts | expected == manifest.facts
     assert audit_samples(lineage) == manifest
@@ -250,26 +259,59 @@ def test_samples_are_counted_as_the_extraction_cuts_them(tmp_path: Path) -> None
     assert (facts["trained_samples"], facts["cut_samples"], facts["trained_tokens"]) == (10, 20, 80)
 
 
+def budget(lineage: Lineage, bytes_left: int) -> Lineage:
+    """The same recipe with a budget that leaves so many bytes."""
+    used = sum(path.stat().st_size for path in lineage.folder.rglob("*") if path.is_file())
+    storage = StorageBudget.model_validate({"max_gib": (used + bytes_left) / 2**30})
+    return Lineage(lineage.recipe.model_copy(update={"storage": storage}), lineage.storage_root)
+
+
 def test_states_over_the_budget_are_refused_with_choices_that_fit(tmp_path: Path) -> None:
     # 200 tokens take 12,800 bytes.
     lineage = make_run(tmp_path, ["good"] * 10, ["good"] * 10)
-    used = sum(path.stat().st_size for path in lineage.folder.rglob("*") if path.is_file())
-    budget = {"max_gib": (used + 10_000) / 2**30}
-    recipe = lineage.recipe.model_copy(update={"storage": StorageBudget.model_validate(budget)})
-    tight = Lineage(recipe, lineage.storage_root)
     with pytest.raises(NotEnoughRoom, match="200 tokens") as refusal:
-        audit_samples(tight)
-    assert "run.shards: 1 of 2; extraction.max_sample_tokens: 7 (is 4096)" in str(refusal.value)
-    assert "storage.max_gib" in str(refusal.value)
+        audit_samples(budget(lineage, 10_000))
+    said = str(refusal.value)
+    assert "run.shards: 1 of 2; extraction.max_sample_tokens: 7 (is 4096)" in said
+    assert "extraction.precision: fp8 (0.00 GiB in all)" in said
+    assert "extraction.waves: auto (2 waves" in said
+    assert "raise storage.max_gib" in said
+
+
+def test_in_waves_a_set_passes_that_does_not_fit_at_once_and_the_plan_names_each_shard(
+    tmp_path: Path,
+) -> None:
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 2}
+    lineage = make_run(tmp_path, *[["good"] * 10] * 5, extraction=extraction)
+    facts = audit_samples(budget(lineage, 3 * 6400)).facts  # two shards and the validation samples
+    waves = [["p10-s000", "p10-s001"], ["p10-s002", "p10-s003"], ["p10-s004"]]
+    assert (facts["waves"], facts["passes"]) == (waves, 2)
+
+
+def test_a_set_that_fits_at_once_is_gone_through_once(tmp_path: Path) -> None:
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 2}
+    lineage = make_run(tmp_path, *[["good"] * 10] * 2, extraction=extraction)
+    facts = audit_samples(lineage).facts
+    assert (facts["waves"], facts["passes"]) == ([["p10-s000", "p10-s001"]], 1)
 
 
 def test_states_that_are_there_already_need_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lineage = make_run(tmp_path, ["good"] * 10, ["good"] * 10)
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(free=100 * BYTES_PER_TOKEN))
-    with pytest.raises(NotEnoughRoom, match="are free on the disk"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(free=2**30 + 100 * BYTES_PER_TOKEN))
+    with pytest.raises(NotEnoughRoom, match=r"are free on the disk .*storage\.keep_free_gib keeps 1 GiB"):
         audit_samples(lineage)
     states = lineage.hidden_state_shards("p10-s000")
     states.folder.mkdir(parents=True)
     states.finish([], {})
     assert audit_samples(lineage).facts["trained_tokens"] == 200
+
+
+def test_states_that_a_training_consumed_are_planned_to_be_made_again(tmp_path: Path) -> None:
+    lineage = make_run(tmp_path, ["good"] * 10, ["good"] * 10)
+    states = lineage.hidden_state_shards("p10-s000")
+    states.folder.mkdir(parents=True)
+    states.finish([], {})
+    mark_consumed(states.folder, by="checkpoint", turn=0)
+    with pytest.raises(NotEnoughRoom):
+        audit_samples(budget(lineage, 100 * BYTES_PER_TOKEN))

@@ -1,0 +1,83 @@
+"""How the shards of a run are split into waves that fit the disk, one after the other.
+
+A wave is a contiguous run of shards: its states are extracted, trained on and deleted before those of
+the next one are written. On the disk at the same time lie one wave and the validation samples, which
+are kept throughout. All at once is one wave, and nothing is deleted.
+
+    shards   s0 s1 s2 s3 s4 s5 s6          3 waves: [s0 s1 s2] [s3 s4] [s5 s6]
+
+Among all ways to make so many waves, the one is taken whose largest wave is smallest.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from eagle3_pipeline.samples.byte_plan import BytePlan
+
+
+@dataclass(frozen=True)
+class WavePlan:
+    """The waves by the names of their shards, and the bytes that the fullest moment takes."""
+
+    waves: list[list[str]]
+    needed: int
+
+
+def plan_waves(plan: BytePlan, waves: int | str, validation_share: float, room: int) -> WavePlan:
+    """So many waves as `waves` says, at most one per shard; for `auto` the fewest that fit into `room` bytes.
+
+    A plan that does not fit is returned all the same: where `auto` finds none, the one with a shard per
+    wave.
+    """
+    most = len(plan.shards)
+    missing = plan.missing
+    # With fewer waves than this, one of them has more bytes than there are.
+    fewest = min(max(1, -(-sum(missing) // max(room, 1))), most)
+    counts = range(fewest, most + 1) if waves == "auto" else [min(int(waves), most)]
+    for count in counts:
+        found = _with(plan, missing, count, validation_share)
+        if found.needed <= room:
+            break
+    return found
+
+
+def split(sizes: Sequence[int], count: int) -> list[range]:
+    """`count` contiguous ranges over all of `sizes`, none empty, so that the largest sum is smallest."""
+    low, high = max(sizes), max(sum(sizes), 1)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fill(sizes, middle) <= count else (middle + 1, high)
+    return list(_ranges(sizes, count, low))
+
+
+def _with(plan: BytePlan, missing: list[int], count: int, validation_share: float) -> WavePlan:
+    names = [one.shard for one in plan.shards]
+    if count == 1:
+        return WavePlan([names], sum(missing))
+    ranges = split(missing, count)
+    bytes_of = [sum(missing[number] for number in one) for one in ranges]
+    # Validation samples are drawn from the first wave: their share of the whole set, at most half of it.
+    kept = min(int(plan.bytes * validation_share), max(bytes_of[0] // 2, 0))
+    return WavePlan([[names[number] for number in one] for one in ranges], max(bytes_of) + kept)
+
+
+def _fill(sizes: Sequence[int], most: int) -> int:
+    """How many ranges it takes when each is filled up to `most`."""
+    count, room = 0, -1
+    for size in sizes:
+        if size > room:
+            count, room = count + 1, most
+        room -= size
+    return count
+
+
+def _ranges(sizes: Sequence[int], count: int, most: int) -> Iterator[range]:
+    """Ranges filled up to `most`, or cut short so that one of `sizes` is left for each of the others."""
+    starts, room = [0], most
+    for number, size in enumerate(sizes):
+        if number and (size > room or len(sizes) - number <= count - len(starts)):
+            starts.append(number)
+            room = most
+        room -= size
+    yield from (range(first, end) for first, end in pairwise([*starts, len(sizes)]))

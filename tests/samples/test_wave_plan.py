@@ -1,0 +1,79 @@
+"""Waves: contiguous, complete, as even as can be, and as few as fit."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths
+from eagle3_pipeline.samples.wave_plan import plan_waves, split
+from eagle3_pipeline.shards.format import ShardLayout
+
+SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
+
+
+def plan_of(sizes: list[int], extracted: int = 0) -> BytePlan:
+    """Shards of so many tokens of four bytes; the first ones may be extracted already."""
+    shards = [
+        ShardLengths(f"s{number}", [(0, size)] if size else [], is_extracted=number < extracted)
+        for number, size in enumerate(sizes)
+    ]
+    return BytePlan(shards, longest=10**6, layout=ShardLayout((1, 2), 1, "m"))
+
+
+def largest(sizes: list[int], ranges: list[range]) -> int:
+    return max(sum(sizes[number] for number in one) for one in ranges)
+
+
+@given(SIZES, st.integers(1, 8))
+def test_a_split_is_contiguous_complete_without_empty_ranges_and_its_largest_is_smallest(
+    sizes: list[int], count: int
+) -> None:
+    count = min(count, len(sizes))
+    found = split(sizes, count)
+    assert [number for one in found for number in one] == list(range(len(sizes)))
+    assert len(found) == count
+    assert all(found)
+    cuts = itertools.combinations(range(1, len(sizes)), count - 1)
+    ways = [[range(a, b) for a, b in itertools.pairwise((0, *inner, len(sizes)))] for inner in cuts]
+    assert largest(sizes, found) == min(largest(sizes, way) for way in ways)
+
+
+@given(SIZES, st.integers(1, 400), st.floats(0.01, 0.4))
+def test_auto_takes_the_fewest_waves_that_fit(sizes: list[int], room: int, share: float) -> None:
+    plan = plan_of(sizes)
+    found = plan_waves(plan, "auto", share, room)
+    counts = range(1, len(sizes) + 1)
+    fitting = [count for count in counts if plan_waves(plan, count, share, room).needed <= room]
+    assert len(found.waves) == (min(fitting) if fitting else len(sizes))
+    assert (found.needed <= room) == bool(fitting)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "waves", "expected"),
+    [
+        ([10, 10, 10, 10, 10, 10, 10], 3, [3, 3, 1]),
+        ([30, 1, 1, 1, 1], 2, [1, 4]),
+        ([1, 1, 1], 5, [1, 1, 1]),  # a pilot of three shards cannot have five
+        ([7], 1, [1]),
+    ],
+)
+def test_so_many_waves_as_asked_for_at_most_one_per_shard(
+    sizes: list[int], waves: int, expected: list[int]
+) -> None:
+    plan = plan_waves(plan_of(sizes), waves, 0.1, 10**9)
+    assert [len(wave) for wave in plan.waves] == expected
+    assert [name for wave in plan.waves for name in wave] == [f"s{number}" for number in range(len(sizes))]
+
+
+def test_validation_samples_lie_beside_every_wave_but_never_take_more_than_half_of_the_first() -> None:
+    plan = plan_of([10] * 10)  # 40 bytes each
+    assert plan_waves(plan, 1, 0.1, 0).needed == 400
+    assert plan_waves(plan, 2, 0.1, 0).needed == 200 + 40
+    assert plan_waves(plan, 10, 0.1, 0).needed == 40 + 20
+
+
+def test_states_that_are_there_already_ask_for_no_wave_of_their_own() -> None:
+    assert len(plan_waves(plan_of([10] * 4), "auto", 0.1, 80).waves) == 4
+    assert len(plan_waves(plan_of([10] * 4, extracted=3), "auto", 0.1, 80).waves) == 1
