@@ -9,7 +9,7 @@ request that ran over its limit (it would take as long once more).
 import asyncio
 import email.utils
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -39,7 +39,8 @@ Message = dict[str, str]
 class GenerationClient:
     """Asks one server for chat completions; an async context manager.
 
-    `on_trouble(reason)` hears of every attempt that failed and may raise to end it all.
+    `on_trouble(reason)` hears of every attempt that failed and may raise to end it all. `also` is what each
+    question carries beside messages and sampling settings.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class GenerationClient:
         model: str,
         settings: Generation,
         *,
+        also: Mapping[str, Any] = {},
         on_trouble: Callable[[str], None] = lambda reason: None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.sampling = sampling_of(settings)
         self._model = model
+        self._also = also
         self._limit_s = settings.request_limit_s(settings.max_completion_tokens)
         self._on_trouble = on_trouble
         self._sleep = sleep
@@ -78,7 +81,8 @@ class GenerationClient:
 
     async def ask(self, messages: list[Message]) -> Reply:
         """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
-        body = {"model": self._model, "messages": messages, "return_token_ids": True, **self.sampling}
+        body = {"model": self._model, "messages": messages, "return_token_ids": True}
+        body |= {**self.sampling, **self._also}
         blames_prompt = True
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, Unanswered) and error.again),

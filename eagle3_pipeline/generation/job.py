@@ -23,6 +23,7 @@ from eagle3_pipeline.background import all_or_none
 from eagle3_pipeline.errors import RequestsTimedOut, ServerStalled
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
+from eagle3_pipeline.generation.captured_states import CapturedStates
 from eagle3_pipeline.generation.concurrency import Reading
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.generation.first_replies import FirstReplies
@@ -65,6 +66,7 @@ class Job:
         first_replies: FirstReplies,
         on_shard: Callable[[str, Manifest], None],
         readings: Sequence[Reading] = (),
+        states: CapturedStates | None = None,
     ) -> None:
         self._works = works
         self._pulse = pulse
@@ -76,6 +78,7 @@ class Job:
         self._begin_token = begin_token
         self._first_replies = first_replies
         self._on_shard = on_shard
+        self._states = states
         for work in works:
             work.forget_unrecorded()
         pairs = [(work, one) for work in works for one in work.conversations if one.turns_left]
@@ -166,6 +169,8 @@ class Job:
         self._breaker.replied()
         self._convict(client)
         self._begin_token.check(reply.prompt_token_ids, name)
+        if self._states is not None:
+            self._states.expect(name, reply.states_file)
         return conversation.add_reply(reply, client.sampling, self._server)
 
     def _convict(self, client: Asks) -> None:
@@ -195,6 +200,8 @@ class Job:
             by_shard: dict[str, list[Sample]] = defaultdict(list)
             for sample in batch:
                 by_shard[self._shard_of[sample.sample_id]].append(sample)
+            if self._states is not None:
+                await self._states.keep(by_shard)
             for work in self._works:
                 if work.name in by_shard:
                     await self._record(work, by_shard[work.name])

@@ -10,6 +10,7 @@ from typing import Protocol
 from eagle3_pipeline.background import Background
 from eagle3_pipeline.generation.begin_token import BeginToken
 from eagle3_pipeline.generation.breaker import Breaker
+from eagle3_pipeline.generation.captured_states import WANTS_STATES, CapturedStates, captured_states
 from eagle3_pipeline.generation.concurrency import Reading, Regulator, make_slots
 from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.job import Job
@@ -72,14 +73,23 @@ def ask_all(call: Call, works: list[ShardGeneration], running: Running) -> None:
     def on_shard(shard: str, manifest: Manifest) -> None:
         news.put((shard, manifest))
 
-    with Background(
-        lambda: _ask(call, works, running, on_shard), on_end=lambda: news.put(None)
-    ) as background:
+    with (
+        captured_states(call.lineage) as states,
+        Background(
+            lambda: _ask(call, works, running, on_shard, states), on_end=lambda: news.put(None)
+        ) as background,
+    ):
         _announce(news, call)
         background.result()
 
 
-async def _ask(call: Call, works: list[ShardGeneration], running: Running, on_shard: OnShard) -> None:
+async def _ask(
+    call: Call,
+    works: list[ShardGeneration],
+    running: Running,
+    on_shard: OnShard,
+    states: CapturedStates | None,
+) -> None:
     from eagle3_pipeline.generation.client import GenerationClient
 
     settings = call.lineage.recipe.generation
@@ -101,6 +111,7 @@ async def _ask(call: Call, works: list[ShardGeneration], running: Running, on_sh
         first_replies=call.first_replies,
         on_shard=on_shard,
         readings=call.readings,
+        states=states,
     )
     regulator = Regulator(
         slots,
@@ -110,7 +121,8 @@ async def _ask(call: Call, works: list[ShardGeneration], running: Running, on_sh
         most=settings.most_in_flight,
         readings=call.readings,
     )
-    client = GenerationClient(running.base_url, running.model, settings, on_trouble=trouble)
+    also = WANTS_STATES if states is not None else {}
+    client = GenerationClient(running.base_url, running.model, settings, also=also, on_trouble=trouble)
     async with client, regulator:
         await job.run(client)
 

@@ -1,6 +1,7 @@
 """A reply as the server gave it, and the three ways in which it gives none."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.errors import ServerError
@@ -16,6 +17,8 @@ class Reply:
     content: str
     reasoning: str
     usage: dict[str, int] = field(default_factory=dict)
+    states_file: Path | None = None
+    """Where a server that captures while it generates leaves the hidden states, by and by."""
 
 
 class RequestRefused(Exception):
@@ -58,6 +61,7 @@ def read_reply(body: Any) -> Reply:
             # vLLM renamed reasoning_content to reasoning; a server has one of them.
             reasoning=message.get("reasoning") or message.get("reasoning_content") or "",
             usage=_usage(body),
+            states_file=_states_file(body),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ServerError(
@@ -73,3 +77,8 @@ def _usage(body: dict[str, Any]) -> dict[str, int]:
     """The server's counts; its nested details and what it leaves null stay out."""
     usage = body.get("usage") or {}
     return {name: value for name, value in usage.items() if type(value) is int}
+
+
+def _states_file(body: dict[str, Any]) -> Path | None:
+    named = (body.get("kv_transfer_params") or {}).get("hidden_states_path")
+    return Path(named) if named else None

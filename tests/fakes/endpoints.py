@@ -226,6 +226,8 @@ class Endpoints:
         engine = self._counters.take_engine()
         hangs = 0 <= faults.hang_after_requests <= self._answered
         answer = self._language.answer(prompt, limit, faults, thinks=thinks)
+        if self._arguments.extraction_layers and body.get("temperature") != 0:
+            answer = self._language.stuck(answer)
         with _Gauge(self._counters, engine, "num_requests_waiting"):
             await self._slots.acquire()
         try:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,11 @@ class Language:
         thought = len(ids) if finish_reason == "length" else length // 2
         content = self.decode(ids[thought:]) if finish_reason == "stop" else None
         return Answer(ids, finish_reason, content, self.decode(ids[:thought]))
+
+    def stuck(self, answer: Answer) -> Answer:
+        """What vLLM makes of a sampled answer on a server that captures: one token over and over."""
+        ids = answer.token_ids[:1] * len(answer.token_ids)
+        return replace(answer, token_ids=ids, content=self.decode(ids))
 
 
 def _length(chance: random.Random, prompt: list[int], faults: Faults) -> int:
