@@ -1,0 +1,93 @@
+"""Reading back what was captured while a sample was generated."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle3_pipeline.extraction.captured import captured, discard, discard_all
+from eagle3_pipeline.extraction.plan import PlannedSample
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.samples import Sample
+from tests.extraction.build import HIDDEN, LAYERS, invent, make_lineage
+from tests.extraction.target import TARGET
+from tests.fakes.faults import Faults
+from tests.fakes.states import expected_states, write_states
+
+SAMPLE = invent(0, 0, completion_token_ids=list(range(10, 30)))
+IDS = SAMPLE.token_ids[:-1]
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    return make_lineage(tmp_path, [[SAMPLE]])
+
+
+def shard(lineage: Lineage) -> str:
+    return lineage.recipe.shards[0]
+
+
+def file_of(lineage: Lineage, sample: Sample = SAMPLE) -> Path:
+    return lineage.captured(shard(lineage)) / f"{sample.sample_id}.safetensors"
+
+
+def leave(lineage: Lineage, ids: list[int], faults: Faults = Faults()) -> None:  # noqa: B008
+    file_of(lineage).parent.mkdir(parents=True, exist_ok=True)
+    write_states(file_of(lineage), ids, LAYERS, HIDDEN, TARGET, faults)
+
+
+def planned(ids: list[int]) -> PlannedSample:
+    return PlannedSample(SAMPLE.sample_id, ids, SAMPLE.loss_mask[: len(ids)])
+
+
+@pytest.mark.parametrize("length", [len(IDS), 7])
+def test_a_planned_sample_gets_its_rows_of_the_file(length: int, lineage: Lineage) -> None:
+    leave(lineage, IDS)
+    found = captured(lineage, shard(lineage), planned(IDS[:length]))
+    assert found is not None
+    assert found.token_ids.tolist() == IDS[:length]
+    expected = expected_states(IDS, LAYERS, HIDDEN, TARGET)[:length]
+    assert torch.equal(found.states.float(), torch.tensor(expected))
+
+
+def test_without_a_file_there_is_nothing_and_nobody_is_warned(
+    lineage: Lineage, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert captured(lineage, shard(lineage), planned(IDS)) is None
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "faults", "reason"),
+    [
+        ([*IDS[:-1], 400], Faults(), "token_ids_differ"),  # another reply to the same prompt
+        (IDS[:-3], Faults(), "token_ids_differ"),
+        (IDS, Faults(short_share=1), "rows_differ"),
+        (IDS, Faults(nan_share=1), "not_finite"),
+        (IDS, Faults(torn_share=1), "cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_right_is_as_good_as_none(
+    ids: list[int], faults: Faults, reason: str, lineage: Lineage, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave(lineage, ids, faults)
+    assert captured(lineage, shard(lineage), planned(IDS)) is None
+    (message,) = caplog.messages
+    assert reason in message
+
+
+def test_an_empty_file_is_as_good_as_none(lineage: Lineage) -> None:
+    leave(lineage, IDS)
+    file_of(lineage).write_bytes(b"")
+    assert captured(lineage, shard(lineage), planned(IDS)) is None
+
+
+def test_files_go_one_by_one_and_at_last_all_of_a_shard(lineage: Lineage) -> None:
+    leave(lineage, IDS)
+    stays = file_of(lineage, invent(0, 1))
+    stays.write_bytes(b"")
+    discard(lineage, shard(lineage), [SAMPLE.sample_id, "never-there"])
+    assert list(stays.parent.iterdir()) == [stays]
+    for _ in range(2):
+        discard_all(lineage, shard(lineage))
+        assert not stays.parent.exists()
