@@ -7,10 +7,11 @@ import dagster as dg
 from assets.identity import identity
 from assets.outcome import outcome
 from assets.step import RETRIES, step
-from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.plots import lines, markdown_image
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.training.training import train_draft
+from eagle3_pipeline.waves import TurnRecord
 from resources import GpuPartitions, Storage
 
 
@@ -23,14 +24,24 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """The EAGLE-3 draft, trained on the hidden states in a process of its own.
 
         A stopped training goes on from its last checkpoint. The best checkpoint is chosen by the
-        acceptance length that it would have in serving, on samples that were never trained on.
+        acceptance length that it would have in serving, on samples that were never trained on. In
+        waves, each materialisation trains on the next one, and the last one makes the draft.
         """
         lineage = storage.lineage(recipe)
         with step():
-            manifest = train_draft(lineage, gpus.training(recipe))
-            return outcome(lineage.draft_checkpoint(), manifest, **_pictures(manifest))
+            made = train_draft(lineage, gpus.training(recipe))
+            if isinstance(made, TurnRecord):
+                return _outcome_of_turn(made, lineage.draft_checkpoint())
+            return outcome(lineage.draft_checkpoint(), made, **_pictures(made))
 
     return draft_checkpoint
+
+
+def _outcome_of_turn(record: TurnRecord, place: Place) -> dg.MaterializeResult:
+    """A wave that is done: no draft yet, so that the next wave is another version of this asset."""
+    facts = {name: value for name, value in record.facts.items() if isinstance(value, int | float)}
+    values = {"waves": record.name, "path": dg.MetadataValue.path(place.folder), **facts}
+    return dg.MaterializeResult(metadata=values, data_version=dg.DataVersion(record.checkpoint[:16]))
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile, MissingInput, RecipeError
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.shards.consumption import consumption, forget, mark_consumed
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,9 @@ def due(lineage: Lineage, shards: Sequence[str]) -> list[str]:
     that it can be made again. Raises RecipeError where a shard of a later wave has no states: there is
     no room for it yet.
     """
-    from eagle3_pipeline.shards.consumption import consumption, forget
-
     planned = turns(lineage)
     if len(planned) == 1:
-        return list(shards)
+        return _due_at_once(lineage, shards)
     settle(lineage)
     turn = next_turn(lineage)
     if turn is None:
@@ -123,20 +122,31 @@ def due(lineage: Lineage, shards: Sequence[str]) -> list[str]:
     return list(places)
 
 
+def _due_at_once(lineage: Lineage, shards: Sequence[str]) -> list[str]:
+    """All shards in one turn; those that a training in waves consumed are wanted again, until one is made."""
+    folders = {shard: lineage.hidden_state_shards(shard).folder for shard in shards}
+    gone = {shard for shard, folder in folders.items() if consumption(folder) is not None}
+    if gone and _is_trained(lineage):
+        return [shard for shard in shards if shard not in gone]
+    for shard in gone:
+        forget(folders[shard])
+    return list(shards)
+
+
 def settle(lineage: Lineage) -> None:
     """Finish the deletion that the newest record speaks of: a kill may have come before it or amid it.
 
     The newest is enough: nothing of a later turn starts before this is done, and its shards cannot be
     in use again, since the next turn is of another wave.
     """
-    from eagle3_pipeline.shards.consumption import mark_consumed
-
     folder = lineage.draft_checkpoint().folder
-    if not (paths := sorted(folder.glob("turn-*.json"))):
+    if not (done := records(folder)):
         return
-    record = read_record(paths[-1])
-    for shard in record.consumed:
-        mark_consumed(lineage.hidden_state_shards(shard).folder, record.checkpoint, record.number)
+    record = done[-1]
+    for shard, digest in record.consumed.items():
+        place = lineage.hidden_state_shards(shard)
+        if (manifest := place.manifest()) is not None and manifest.digest == digest:
+            mark_consumed(place.folder, record.checkpoint, record.number)
 
 
 def finish_turn(
@@ -148,6 +158,11 @@ def finish_turn(
     write_json(record_path(lineage.draft_checkpoint().folder, turn.number), asdict(record))
     settle(lineage)
     return record
+
+
+def records(folder: Path) -> list[TurnRecord]:
+    """The records of the finished turns in the folder of a draft_checkpoint, in order; raises DamagedFile."""
+    return [read_record(path) for path in sorted(folder.glob("turn-*.json"))]
 
 
 def record_path(folder: Path, number: int) -> Path:

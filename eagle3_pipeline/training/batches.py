@@ -28,7 +28,7 @@ Rows of several samples are laid end to end, without padding: attention runs wit
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -127,56 +127,82 @@ def pack(source: SampleSource, indices: Sequence[int]) -> Batch:
 class Split:
     """Which samples train and which judge. Samples without a supervised token are in neither."""
 
-    training: tuple[int, ...]
+    waves: tuple[tuple[int, ...], ...]
+    """The samples that train, by wave; one wave where all states are there at once."""
     validation: tuple[int, ...]
     rows: dict[int, int]
     """Rows of each sample that is used."""
     without_supervision: int
     """Samples dropped since no token of theirs can be proposed."""
 
+    @property
+    def training(self) -> tuple[int, ...]:
+        """The samples that train, of all waves."""
+        return tuple(index for wave in self.waves for index in wave)
+
 
 def split_samples(source: SampleSource, validation_share: float, seed: int) -> Split:
-    """Set a fixed share of the samples aside, at least one; raises MissingInput below two usable ones."""
-    import torch
-
+    """The split of samples that are all there; raises MissingInput below two usable ones."""
     rows: dict[int, int] = {}
     for index in range(len(source)):
         mask = source.loss_mask(index)
         if len(supervised_rows(mask)):
             rows[index] = len(mask) - 1
-    usable = list(rows)
-    if len(usable) < 2:
+    return hold_out([list(rows)], rows, len(source) - len(rows), validation_share, seed)
+
+
+def hold_out(
+    waves: Sequence[Sequence[int]], rows: dict[int, int], dropped: int, share: float, seed: int
+) -> Split:
+    """Set a fixed share of all samples in `rows` aside, at least one; `dropped` others have no use.
+
+    They are drawn from the first wave, whose states are there first, and are at most half of it. Raises
+    MissingInput where that has less than two.
+    """
+    import torch
+
+    first = waves[0]
+    where = "" if len(waves) == 1 else " in the first wave"
+    if len(first) < 2:
         raise MissingInput(
-            f"{len(usable)} of {len(source)} samples have a token to learn from, expected at least 2 (one "
-            "trains, one judges). "
+            f"{len(first)} of {len(rows) + dropped} samples have a token to learn from{where}, expected at "
+            "least 2 (one trains, one judges). "
             "Look at the completions in sample_audit, and at extraction.max_sample_tokens."
         )
-    dropped = len(source) - len(usable)
     if dropped:
         logger.warning(
             "%d of %d samples have no supervised token (the completion is cut away or shorter than 2 "
             "tokens): dropped",
             dropped,
-            len(source),
+            len(rows) + dropped,
         )
-    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed)).tolist()
-    held_out = max(1, round(validation_share * len(usable)))
-    validation = tuple(sorted(usable[at] for at in order[:held_out]))
-    training = tuple(sorted(usable[at] for at in order[held_out:]))
-    return Split(training, validation, rows, dropped)
+    order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed)).tolist()
+    held_out = min(max(1, round(share * len(rows))), len(first) // 2)
+    validation = tuple(sorted(first[at] for at in order[:held_out]))
+    training = tuple(sorted(first[at] for at in order[held_out:]))
+    return Split((training, *map(tuple, waves[1:])), validation, rows, dropped)
 
 
-def plan_epoch(split: Split, tokens_per_step: int, seed: int, epoch: int) -> list[tuple[int, ...]]:
+def plan_epoch(
+    split: Split,
+    tokens_per_step: int,
+    seed: int,
+    epoch: int,
+    wave: int = 0,
+    is_there: Callable[[int], bool] = lambda _: True,
+) -> list[tuple[int, ...]]:
     """The batches of one epoch: the order depends on nothing but `seed` and `epoch` (from 0).
 
-    Samples are taken in a shuffled order until `tokens_per_step` rows are full. A sample that is longer
-    is a batch of its own: cutting it would take the context away from what follows.
+    Samples of the wave are taken in a shuffled order until `tokens_per_step` rows are full. A sample
+    that is longer is a batch of its own: cutting it would take the context away from what follows. One
+    that is not there is left out, and the order of the others stays.
     """
     import torch
 
+    samples = split.waves[wave]
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(len(split.training), generator=generator).tolist()
-    return list(fill(split, (split.training[at] for at in order), tokens_per_step))
+    order = torch.randperm(len(samples), generator=generator).tolist()
+    return list(fill(split, filter(is_there, (samples[at] for at in order)), tokens_per_step))
 
 
 def fill(split: Split, indices: Iterable[int], tokens_per_step: int) -> Iterator[tuple[int, ...]]:

@@ -32,6 +32,7 @@ from eagle3_pipeline.durable_files import (
     write_json,
 )
 from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.provenance import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,9 @@ class TrainingState:
     tokens: int = 0
     """Rows trained on, all epochs together."""
     seconds: float = 0.0
-    """Time spent in training steps, over all processes that worked on the run."""
+    """Time spent in training steps, reading included, over all processes that worked on the run."""
+    waited: float = 0.0
+    """Of these seconds, those in which a step stood still for its batch to be read."""
     best: float = 0.0
     best_step: int = 0
     validation: list[dict[str, Any]] = field(default_factory=list)
@@ -63,10 +66,10 @@ class TrainingState:
 class Checkpoints:
     """The checkpoints of one run below one folder."""
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        """Use `folder`; checkpoints of another fingerprint are never read."""
+    def __init__(self, folder: Path, identity: str) -> None:
+        """Use `folder`; checkpoints of another identity (of the plan) are never read."""
         self._folder = folder
-        self._fingerprint = fingerprint
+        self._identity = identity
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(
@@ -109,6 +112,11 @@ class Checkpoints:
             return TrainingState(**state["progress"])
         return None
 
+    def digest_of_newest(self) -> str:
+        """Identity of the newest checkpoint, after it was read back; raises DamagedFile."""
+        newest = self._found()[0]
+        return fingerprint(self._verified(newest, (WEIGHTS_NAME, OPTIMIZER_NAME)))
+
     def _set_aside(self, path: Path) -> None:
         """Rename it, so that it never counts as one of the latest again."""
         aside = path.with_name(f"set-aside-{path.name}")
@@ -139,7 +147,7 @@ class Checkpoints:
             save_file(group, partial / name)
             fsync_file(partial / name)
             checksums[name] = sha256_of_file(partial / name)
-        state = {"fingerprint": self._fingerprint, "progress": asdict(at), "checksums": checksums, **more}
+        state = {"fingerprint": self._identity, "progress": asdict(at), "checksums": checksums, **more}
         write_json(partial / STATE_NAME, state)
         self._replace(partial, final)
 
@@ -163,7 +171,7 @@ class Checkpoints:
             found = {name: sha256_of_file(path / name) for name in names}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path} is incomplete or no checkpoint ({error})") from error
-        if state["fingerprint"] != self._fingerprint:
+        if state["fingerprint"] != self._identity:
             raise DamagedFile(f"{path} is of another training plan ({str(state['fingerprint'])[:12]})")
         for name, checksum in found.items():
             if state["checksums"].get(name) != checksum:

@@ -33,8 +33,11 @@ EXPLICIT = (
 )
 
 
-def export_draft(model: Any, folder: Path) -> list[Path]:
-    """Write the draft to `folder`, read it back and compare; returns its files. Raises DamagedFile."""
+def export_draft(model: Any, folder: Path, aux_layers: tuple[int, ...]) -> list[Path]:
+    """Write the draft to `folder`, read it back and compare; returns its files.
+
+    Raises DamagedFile, also where its config names other layers than the `aux_layers` it was trained on.
+    """
     partial = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -44,6 +47,7 @@ def export_draft(model: Any, folder: Path) -> list[Path]:
     model.config.architectures = ["Eagle3Speculator"]
     model.config.save_pretrained(partial)
     _make_explicit(partial / CONFIG_NAME, model.config)
+    _require_layers(partial / CONFIG_NAME, aux_layers)
     _compare(tensors, load_file(partial / WEIGHTS_NAME), partial)
     for path in partial.iterdir():
         fsync_file(path)
@@ -74,6 +78,16 @@ def _make_explicit(path: Path, config: Any) -> None:
     values.pop("auto_map", None)
     path.with_name("config.py").unlink(missing_ok=True)
     path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _require_layers(path: Path, aux_layers: tuple[int, ...]) -> None:
+    """A server feeds the draft what the config names: from other layers it accepts next to nothing."""
+    found = json.loads(path.read_text())["eagle_aux_hidden_state_layer_ids"]
+    if found != list(aux_layers):
+        raise DamagedFile(
+            f"the draft's config names the layers {found}, it was trained on {list(aux_layers)}. Which "
+            "version of speculators wrote it? Install the one of the lock file and train again."
+        )
 
 
 def _compare(written: dict[str, Tensor], read: dict[str, Tensor], folder: Path) -> None:

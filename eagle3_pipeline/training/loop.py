@@ -1,21 +1,23 @@
-"""The training loop: steps, schedule, checkpoints, validation; the same numbers wherever it is stopped."""
+"""The training loop: steps, checkpoints, validation; the same numbers wherever it is stopped."""
 
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill, pack, plan_epoch
+from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.forward import Step, train_forward
 from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.reading import ReadAhead
+from eagle3_pipeline.training.schedule import Schedule
 from eagle3_pipeline.training.validation import Judgement, judge, right_by_position
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ Emit = Callable[..., None]
 
 
 class Training:
-    """One run over all epochs, from the newest checkpoint on."""
+    """One run over the epochs of a turn (all epochs where there is one), from the newest checkpoint on."""
 
     def __init__(
         self,
@@ -36,15 +38,18 @@ class Training:
         model: Any,
         source: SampleSource,
         split: Split,
+        schedule: Schedule,
         checkpoints: Checkpoints,
         emit: Emit,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
+        """Resume; raises DamagedFile where a later turn finds no checkpoint that it could go on from."""
         self._plan = plan
         self._model = model
         self._source = source
         self._split = split
+        self._schedule = schedule
         self._checkpoints = checkpoints
         self._emit = emit
         self._device = device
@@ -60,75 +65,80 @@ class Training:
         size = model.config.draft_vocab_size
         offsets = model.d2t if model.d2t is not None else torch.zeros(size, dtype=torch.int64)
         self._targets = (offsets.cpu() + torch.arange(size)).to(device)
-        self._epochs = [
-            plan_epoch(split, plan.tokens_per_step, plan.seed, epoch) for epoch in range(plan.epochs)
-        ]
-        self.steps = sum(len(batches) for batches in self._epochs)
+        self.steps = schedule.steps
         self.state = checkpoints.resume(self._parameters, self._optimizer) or TrainingState()
+        if self.state.epoch < schedule.first:
+            raise DamagedFile(
+                f"no sound checkpoint of the end of turn {plan.turn} in {plan.folder}, and the states that "
+                f"it was trained on are deleted. Move {plan.folder} away: all waves are then extracted and "
+                "trained on again."
+            )
 
     def run(self, stop: int | None = None) -> TrainingState:
         """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
 
         Raises QualityError at a loss that is no number, with the batch named.
         """
-        plan, at = self._plan, self.state
+        at, remaining = self.state, self._remaining()
+        self._emit_start()
+        ahead = ReadAhead(self._source, (batch for _, batches in remaining for batch in batches))
+        with closing(ahead):
+            for epoch, batches in remaining:
+                if not self._train_epoch(ahead, len(batches), stop):
+                    return at
+                self._end_epoch(epoch)
+        return at
+
+    def _remaining(self) -> list[tuple[int, list[tuple[int, ...]]]]:
+        """The epochs of this turn that are not done, the first one from where it was left."""
+        at, epochs = self.state, self._schedule.epochs
+        return [
+            (epoch, batches[at.batch if epoch == at.epoch else 0 :])
+            for epoch, batches in epochs.items()
+            if epoch >= at.epoch
+        ]
+
+    def _emit_start(self) -> None:
+        split = self._split
         self._emit(
             "start",
-            step=at.step,
+            step=self.state.step,
             steps=self.steps,
-            epochs=plan.epochs,
+            epochs=self._schedule.total,
             parameters=sum(one.numel() for one in self._parameters.values()),
-            samples=len(self._split.training),
-            rows=sum(self._split.rows[index] for index in self._split.training),
-            held_out=len(self._split.validation),
-            without_supervision=self._split.without_supervision,
+            samples=len(split.training),
+            rows=sum(split.rows[index] for index in split.training),
+            held_out=len(split.validation),
+            without_supervision=split.without_supervision,
             device=str(self._device),
         )
-        saved = time.monotonic()
+
+    def _train_epoch(self, ahead: ReadAhead, batches: int, stop: int | None) -> bool:
+        """The next `batches` batches; False where `stop` is reached."""
+        at, saved = self.state, time.monotonic()
         meter = _Meter(at.step)
-        while at.epoch < plan.epochs:
-            for batch in self._batches(self._epochs[at.epoch][at.batch :]):
-                started = time.monotonic()
-                loss, steps = self._step(batch)
-                at.step, at.batch, at.tokens = at.step + 1, at.batch + 1, at.tokens + len(batch.tokens)
-                at.seconds += time.monotonic() - started
-                meter.add(loss, steps, batch, self._targets)
-                if meter.is_due() or at.step == self.steps:
-                    self._emit(
-                        "step",
-                        step=at.step,
-                        steps=self.steps,
-                        epoch=at.epoch,
-                        epochs=plan.epochs,
-                        **meter.take(self.steps),
-                    )
-                if stop is not None and at.step >= stop:
-                    return at
-                if time.monotonic() - saved >= plan.checkpoint_every_s:
-                    self._checkpoints.save(self._parameters, self._optimizer, at)
-                    saved = time.monotonic()
-            self._end_epoch()
-            saved = time.monotonic()
-            meter.pause()
-        return at
+        for left in reversed(range(batches)):
+            waited, started = ahead.waited, time.monotonic()
+            batch = next(ahead).to(self._device)
+            waited = ahead.waited - waited
+            loss, steps = self._step(batch)
+            at.step, at.batch, at.tokens = at.step + 1, at.batch + 1, at.tokens + len(batch.tokens)
+            at.seconds += time.monotonic() - started
+            at.waited += waited
+            meter.add(loss, steps, batch, self._targets, waited)
+            if meter.is_due() or (not left and at.epoch + 1 == self._schedule.end):
+                values = {"step": at.step, "steps": self.steps, "epoch": at.epoch}
+                self._emit("step", **values, epochs=self._schedule.total, **meter.take(self.steps))
+            if stop is not None and at.step >= stop:
+                return False
+            if time.monotonic() - saved >= self._plan.checkpoint_every_s:
+                self._checkpoints.save(self._parameters, self._optimizer, at)
+                saved = time.monotonic()
+        return True
 
     def finish(self) -> TrainingState:
         """Put the best weights into the model and return the state in which they were reached."""
         return self._checkpoints.load_best(self._parameters)
-
-    def _batches(self, planned: list[tuple[int, ...]]) -> Iterator[Batch]:
-        """Read one batch ahead in a thread: shards larger than the page cache come from the disk."""
-        with ThreadPoolExecutor(max_workers=1) as reader:
-            ahead = reader.submit(pack, self._source, planned[0]) if planned else None
-            for number in range(len(planned)):
-                assert ahead is not None
-                batch = ahead.result()
-                ahead = (
-                    reader.submit(pack, self._source, planned[number + 1])
-                    if number + 1 < len(planned)
-                    else None
-                )
-                yield batch.to(self._device)
 
     def _step(self, batch: Batch) -> tuple[float, list[Step]]:
         plan = self._plan
@@ -165,27 +175,30 @@ class Training:
             f"{'Make their shard again' if damaged else 'Lower training.learning_rate'}, then start again."
         )
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, epoch: int) -> None:
         at = self.state
+        at.step = self._schedule.starts[epoch + 1]
         judgement = self._validate()
         is_best = judgement.acceptance_length > at.best
-        record = {"epoch": at.epoch, "step": at.step, **asdict(judgement)}
+        record = {"epoch": epoch, "step": at.step, **asdict(judgement)}
         at.validation.append(record)
-        at.epoch, at.batch = at.epoch + 1, 0
+        at.epoch, at.batch = epoch + 1, 0
         if is_best:
             at.best, at.best_step = judgement.acceptance_length, at.step
             self._checkpoints.save_best(self._parameters, at)
         self._checkpoints.save(self._parameters, self._optimizer, at)
-        self._emit("epoch", epochs=self._plan.epochs, is_best=is_best, **record)
+        self._emit("epoch", epochs=self._schedule.total, is_best=is_best, **record)
 
     @torch.no_grad()
     def _validate(self) -> Judgement:
         plan = self._plan
 
         def results() -> Iterator[tuple[list[Step], Batch]]:
-            for indices in fill(self._split, self._split.validation, plan.tokens_per_step):
-                batch = pack(self._source, indices).to(self._device)
-                yield train_forward(self._model, batch, plan.test_time_steps, self._dtype), batch
+            planned = fill(self._split, self._schedule.validation, plan.tokens_per_step)
+            with closing(ReadAhead(self._source, planned)) as ahead:
+                for read in ahead:
+                    batch = read.to(self._device)
+                    yield train_forward(self._model, batch, plan.test_time_steps, self._dtype), batch
 
         return judge(results(), self._targets, plan.step_decay)
 
@@ -213,18 +226,16 @@ class _Meter:
     def _clear(self) -> None:
         self._since = time.monotonic()
         self._losses: list[float] = []
+        self._waited = 0.0
         self._tokens = 0
         self._right: torch.Tensor | None = None
         self._there: torch.Tensor | None = None
 
-    def pause(self) -> None:
-        """Forget the time since the last report (validation is no training)."""
-        self._clear()
-
-    def add(self, loss: float, steps: list[Step], batch: Batch, targets: torch.Tensor) -> None:
+    def add(self, loss: float, steps: list[Step], batch: Batch, targets: torch.Tensor, waited: float) -> None:
         right, there = right_by_position(steps, batch, targets)
         self._step += 1
         self._losses.append(loss)
+        self._waited += waited
         self._tokens += len(batch.tokens)
         self._right = right.sum(0) if self._right is None else self._right + right.sum(0)
         self._there = there.sum(0) if self._there is None else self._there + there.sum(0)
@@ -241,6 +252,7 @@ class _Meter:
             "loss": sum(self._losses) / len(self._losses),
             "accuracy": (self._right / self._there.clamp_min(1)).tolist(),
             "tokens_per_second": self._tokens / elapsed,
+            "waited_s": round(self._waited, 3),
             "seconds_left": (steps - self._step) * elapsed / len(self._losses),
         }
         self._clear()

@@ -21,7 +21,13 @@ class TrainingPlan:
     target_name: str
     """Name of the target in the draft's config: a hub id, where there is one."""
     shards: tuple[str, ...]
-    """Folders of the hidden-state shards, in order."""
+    """Folders of the hidden-state shards of this turn, in order."""
+    samples: str | None
+    """The samples of all waves (wave_samples.py); None where all shards are there at once."""
+    turn: int
+    """Which of the turns over waves and passes this is, from 0."""
+    passes: int
+    """How often all waves are gone through; divides `epochs`."""
     vocabulary: str
     """The vocabulary file."""
     base_draft: str | None
@@ -60,6 +66,10 @@ class TrainingPlan:
             raise DamagedFile(f"{path} is no training plan ({error}). Start train_draft again.") from error
 
     def identity(self) -> str:
-        """Fingerprint of all that decides weights; paths may move, checkpoints may come more often."""
-        paths = ("folder", "target", "shards", "vocabulary", "base_draft", "devices", "checkpoint_every_s")
-        return fingerprint({name: value for name, value in asdict(self).items() if name not in paths})
+        """Fingerprint of all that decides weights, the same in all turns.
+
+        Paths may move, checkpoints may come more often.
+        """
+        paths = {"folder", "target", "shards", "samples", "vocabulary", "base_draft", "devices"}
+        others = {"turn", "checkpoint_every_s"}
+        return fingerprint({k: v for k, v in asdict(self).items() if k not in paths | others})

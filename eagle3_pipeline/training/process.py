@@ -11,8 +11,8 @@ import torch
 
 from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
-from eagle3_pipeline.training.batches import split_samples
-from eagle3_pipeline.training.checkpoint import Checkpoints
+from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, split_samples
+from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import (
     NEW_NORMS,
     layer_config,
@@ -24,8 +24,11 @@ from eagle3_pipeline.training.events import emit
 from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.schedule import Schedule, make_schedule
 from eagle3_pipeline.training.source import ShardSource
 from eagle3_pipeline.training.warm_start import load_base, read_base_config
+from eagle3_pipeline.training.wave_samples import WaveSamples
+from eagle3_pipeline.training.wave_source import WaveSource, keep_validation
 from eagle3_pipeline.vocabulary.mapping import read_mapping
 
 logger = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ _LOCK_WAIT_S = 60.0
 
 
 def run_plan(plan: TrainingPlan) -> None:
-    """Train to the end and write draft/; the last event carries the facts."""
+    """Train the turn to its end; the last one writes draft/. The last event carries the facts."""
     folder = Path(plan.folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK_NAME).open("w") as lock:
@@ -45,32 +48,59 @@ def run_plan(plan: TrainingPlan) -> None:
         device = torch.device("cuda" if plan.devices else "cpu")
         if not plan.devices:
             torch.set_num_threads(len(os.sched_getaffinity(0)))
-        source = ShardSource([Path(one) for one in plan.shards], plan.layers)
-        split = split_samples(source, plan.validation_share, plan.seed)
+        source, split, schedule = _read(plan)
         model = build_model(plan).to(device)
         checkpoints = Checkpoints(folder / "checkpoints", plan.identity())
-        training = Training(plan, model, source, split, checkpoints, emit, device)
-        last = training.run()
-        best = training.finish()
-        export_draft(model, folder / DRAFT_FOLDER)
-        judgement = best.validation[-1]
-        emit(
-            "done",
-            steps=training.steps,
-            epochs=plan.epochs,
-            tokens=last.tokens,
-            seconds=round(last.seconds, 1),
-            best_step=best.step,
-            loss=judgement["loss"],
-            accuracy_by_position=judgement["accuracy_by_position"],
-            simulated_acceptance_by_position=judgement["acceptance_by_position"],
-            simulated_acceptance_length=judgement["acceptance_length"],
-            parameters=sum(one.numel() for one in trained_parameters(model).values()),
-            samples=len(split.training),
-            held_out=len(split.validation),
-            without_supervision=split.without_supervision,
-            warm_start=plan.base_draft is not None,
-        )
+        training = Training(plan, model, source, split, schedule, checkpoints, emit, device)
+        reached = training.run()
+        facts: dict[str, Any] = {
+            "steps": reached.step,
+            "tokens": reached.tokens,
+            "seconds": round(reached.seconds, 1),
+            "waited_seconds": round(reached.waited, 1),
+            "samples": len(split.training),
+            "held_out": len(split.validation),
+            "without_supervision": split.without_supervision,
+        }
+        if schedule.end == schedule.total:
+            best = training.finish()
+            export_draft(model, folder / DRAFT_FOLDER, plan.layers[:-1])
+            facts |= {
+                "epochs": plan.epochs,
+                "parameters": sum(one.numel() for one in trained_parameters(model).values()),
+                "warm_start": plan.base_draft is not None,
+            }
+        else:
+            best = reached
+            facts["checkpoint"] = checkpoints.digest_of_newest()
+        emit("done", **facts, **_judged(best))
+
+
+def _judged(state: TrainingState) -> dict[str, Any]:
+    judgement = state.validation[-1]
+    return {
+        "best_step": state.best_step,
+        "loss": judgement["loss"],
+        "accuracy_by_position": judgement["accuracy_by_position"],
+        "simulated_acceptance_by_position": judgement["acceptance_by_position"],
+        "simulated_acceptance_length": judgement["acceptance_length"],
+    }
+
+
+def _read(plan: TrainingPlan) -> tuple[SampleSource, Split, Schedule]:
+    """The samples of this turn, and what is planned for all turns."""
+    folders = [Path(one) for one in plan.shards]
+    if plan.samples is None:
+        source = ShardSource(folders, plan.layers)
+        split = split_samples(source, plan.validation_share, plan.seed)
+        return source, split, make_schedule(plan, split, lambda _: True)
+    samples = WaveSamples.read(Path(plan.samples))
+    rows = dict(enumerate(samples.rows))
+    split = hold_out(samples.waves(), rows, samples.without_supervision, plan.validation_share, plan.seed)
+    judges = [samples.names[number] for number in split.validation]
+    kept = keep_validation(Path(plan.folder), plan.fingerprint, plan.turn, folders, judges)
+    there = WaveSource(samples, ShardSource([*folders, kept], plan.layers))
+    return there, split, make_schedule(plan, split, there.__contains__)
 
 
 def build_model(plan: TrainingPlan) -> Any:

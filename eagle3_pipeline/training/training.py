@@ -2,13 +2,17 @@
 
     draft_checkpoint/<fingerprint>/
         plan.json          what the process reads
+        samples.json       what trains in which wave; only in waves, as the next two
+        validation/        states of the samples that judge, until the draft stands
+        turn-0000.json     one for each wave that is done: see waves.py
         training.log       its stderr, and what libraries print
         metrics.jsonl      its step and epoch events; those after the checkpoint of a resume are cut off
         checkpoints/       latest two and the best; removed when the draft stands
         draft/             config.json, model.safetensors
         manifest.json
 
-A kill at any point leaves what the next call goes on from.
+A kill at any point leaves what the next call goes on from. In waves one call trains one turn, and only
+the last one makes draft/ and the manifest.
 """
 
 import contextlib
@@ -25,13 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.durable_files import write_atomic
-from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.errors import DamagedFile, Eagle3Error
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.release.names import target_name
+from eagle3_pipeline.shards.listing import parts_of_shard
 from eagle3_pipeline.training.events import MARK, describe, error_of, parse
 from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.wave_samples import SAMPLES_NAME, VALIDATION_FOLDER, write_wave_samples
 from eagle3_pipeline.vocabulary.mapping import VOCABULARY_NAME
+from eagle3_pipeline.waves import Turn, TurnRecord, finish_turn, next_turn, records, settle, turns
 
 logger = logging.getLogger(__name__)
 
@@ -44,45 +51,88 @@ _LOG_TAIL = 15
 _CURVE_POINTS = 100
 
 
-def train_draft(lineage: Lineage, lease: AbstractContextManager[None]) -> Manifest:
-    """Train the draft, or go on where the last run stopped; returns at once where it is made.
+def train_draft(lineage: Lineage, lease: AbstractContextManager[None]) -> Manifest | TurnRecord:
+    """Train the draft, or its next turn where there are waves; returns at once where it is made.
 
-    `lease` holds the training partition; it is entered only where there is work.
+    A training that was stopped goes on. `lease` holds the training partition; it is entered only where
+    there is work. The record of a turn is returned for each but the last one, which makes the draft.
 
     Raises MissingInput, BadInput (a base draft that does not fit), QualityError (a loss that is no
-    number), NotEnoughRoom, and Eagle3Error with the end of the log where the process died otherwise.
+    number), NotEnoughRoom, DamagedFile (a finished turn's checkpoint or validation samples), and
+    Eagle3Error with the end of the log where the process died otherwise.
     """
-    place = lineage.draft_checkpoint()
-    checkpoints = place.folder / "checkpoints"
-    if (found := place.manifest()) is not None:
-        shutil.rmtree(checkpoints, ignore_errors=True)  # a kill came between the manifest and this
-        return found
-    plan = make_plan(lineage)
-    place.folder.mkdir(parents=True, exist_ok=True)
+    place, planned = lineage.draft_checkpoint(), turns(lineage)
+    if (made := _made(lineage, place, planned)) is not None:
+        return made
+    turn = _turn_to_train(lineage, place, planned)
+    plan = make_plan(lineage, turn)
     with lease:
-        if (found := place.manifest()) is not None:  # another run made it while this one waited
-            return found
+        if (made := _made(lineage, place, planned)) is not None:  # by another run, while this one waited
+            return made
+        if turn.of > 1 and (done := records(place.folder)[turn.number :]):
+            return done[0]
         facts = run_process(plan)
+    consumed = {shard: lineage.hidden_state_shards(shard).require().digest for shard in turn.shards}
+    if not turn.is_last:
+        return finish_turn(lineage, turn, facts.pop("checkpoint"), consumed, facts)
     facts["loss_curve"] = loss_curve(place.folder / METRICS_NAME)
+    if turn.of > 1:
+        before = {one.name: one.consumed for one in records(place.folder)}
+        facts["waves"] = {**before, turn.name: consumed}
     files = [*sorted((place.folder / "draft").iterdir()), place.folder / METRICS_NAME]
-    manifest = place.finish(files, facts)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    place.finish(files, facts)
+    return _made(lineage, place, planned) or place.require()
+
+
+def _made(lineage: Lineage, place: Place, planned: list[Turn]) -> Manifest | None:
+    """The finished draft, if it is there; what only its making needed is removed, where a kill left it."""
+    in_waves = len(planned) > 1
+    if in_waves:
+        settle(lineage)
+    if (manifest := place.manifest()) is None:
+        return None
+    if in_waves and len(records(place.folder)) < len(planned):
+        consumed = manifest.facts["waves"][planned[-1].name]
+        finish_turn(lineage, planned[-1], manifest.digest, consumed, {})
+    for name in ("checkpoints", VALIDATION_FOLDER):
+        shutil.rmtree(place.folder / name, ignore_errors=True)
     return manifest
 
 
-def make_plan(lineage: Lineage) -> TrainingPlan:
-    """The plan of the recipe's training; raises MissingInput where an input is not made."""
+def _turn_to_train(lineage: Lineage, place: Place, planned: list[Turn]) -> Turn:
+    if (turn := next_turn(lineage)) is not None:
+        return turn
+    raise DamagedFile(
+        f"all {len(planned)} waves are recorded in {place.folder}, but it has no manifest: was it deleted? "
+        "The states are gone. Move the folder away: all waves are then extracted and trained on again."
+    )
+
+
+def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
+    """The plan of one turn of the recipe's training; raises MissingInput where an input is not made."""
     recipe = lineage.recipe
     settings = recipe.training.model_dump(exclude={"draft_layers"})
     vocabulary = lineage.vocabulary_map()
     vocabulary.require()
     base = lineage.base_draft_path()
     place = lineage.draft_checkpoint()
+    states = [lineage.hidden_state_shards(shard) for shard in turn.shards]
+    for one in states:
+        one.require()
+        parts_of_shard(one.folder)
+    samples = place.folder / SAMPLES_NAME
+    place.folder.mkdir(parents=True, exist_ok=True)
+    waves, passes = lineage.waves()
+    if turn.of > 1 and not samples.exists():
+        write_wave_samples(lineage, waves, samples)
     return TrainingPlan(
         folder=str(place.folder),
         target=str(lineage.model_path()),
         target_name=target_name(recipe.target),
-        shards=tuple(str(lineage.hidden_state_shards(shard).folder) for shard in recipe.shards),
+        shards=tuple(str(one.folder) for one in states),
+        samples=str(samples) if turn.of > 1 else None,
+        turn=turn.number,
+        passes=passes,
         vocabulary=str(vocabulary.folder / VOCABULARY_NAME),
         base_draft=str(base) if base is not None else None,
         layers=recipe.extraction.layers,

@@ -18,7 +18,7 @@ from tests.training.tiny import LAYERS, VOCAB, draft, memory
 
 def test_speculators_reads_every_tensor_back_and_proposes_the_same(tmp_path: Path) -> None:
     model = draft()
-    export_draft(model, tmp_path / "draft")
+    export_draft(model, tmp_path / "draft", LAYERS[:-1])
     config = Eagle3SpeculatorConfig.from_pretrained(tmp_path / "draft")
     assert config.speculators_config.verifier.name_or_path == "somebody/tiny"
     config.transformer_layer_config._attn_implementation = "sdpa"
@@ -40,7 +40,7 @@ def test_speculators_reads_every_tensor_back_and_proposes_the_same(tmp_path: Pat
 
 
 def test_the_config_says_all_that_acceptance_depends_on(tmp_path: Path) -> None:
-    export_draft(draft(norm_before_residual=True), tmp_path / "draft")
+    export_draft(draft(norm_before_residual=True), tmp_path / "draft", LAYERS[:-1])
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     assert {name: config[name] for name in EXPLICIT} == {
         "norm_before_residual": True,
@@ -59,7 +59,7 @@ def test_the_config_says_all_that_acceptance_depends_on(tmp_path: Path) -> None:
 
 
 def test_floats_are_bfloat16_and_the_vocabulary_map_is_whole(tmp_path: Path) -> None:
-    files = export_draft(draft(), tmp_path / "draft")
+    files = export_draft(draft(), tmp_path / "draft", LAYERS[:-1])
     assert [path.name for path in files] == ["config.json", "model.safetensors"]
     tensors = load_file(tmp_path / "draft" / "model.safetensors")
     verify_mapping(tensors["d2t"], tensors["t2d"], VOCAB)
@@ -70,7 +70,7 @@ def test_floats_are_bfloat16_and_the_vocabulary_map_is_whole(tmp_path: Path) -> 
 def test_an_export_over_an_older_one_replaces_it_whole(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "old.bin").write_text("old")
-    export_draft(draft(), tmp_path / "draft")
+    export_draft(draft(), tmp_path / "draft", LAYERS[:-1])
     assert not (tmp_path / "draft" / "old.bin").exists()
 
 
@@ -79,5 +79,13 @@ def test_weights_that_are_no_numbers_are_not_exported(tmp_path: Path) -> None:
     with torch.no_grad():
         model.fc.weight[0, 0] = torch.nan
     with pytest.raises(DamagedFile, match=r"fc\.weight of the trained draft is not finite"):
-        export_draft(model, tmp_path / "draft")
+        export_draft(model, tmp_path / "draft", LAYERS[:-1])
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_config_that_names_other_layers_than_were_trained_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DamagedFile, match=r"config names the layers \[2, 5, 7\], it was trained on \[2, 5, 8\]"
+    ):
+        export_draft(draft(), tmp_path / "draft", (2, 5, 8))
     assert not (tmp_path / "draft").exists()

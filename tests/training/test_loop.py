@@ -11,6 +11,7 @@ import torch
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.training.checkpoint import Checkpoints
 from eagle3_pipeline.training.loop import Training, rate_share
+from eagle3_pipeline.training.schedule import make_schedule
 from tests.training.tiny import Memory, draft, memory, plan, split
 
 _SIZES = [(14, 4), (9, 3), (20, 8), (16, 5), (11, 2), (18, 6), (13, 4), (22, 9), (10, 3), (15, 5)]
@@ -21,6 +22,7 @@ def _training(
 ):  # type: ignore[no-untyped-def]
     source = source or memory(_SIZES)
     changed = plan(folder, **changes)
+    divided = split(source)
     heard = events if events is not None else []
 
     def emit(kind: str, **values: Any) -> None:
@@ -30,7 +32,8 @@ def _training(
         changed,
         draft(),
         source,
-        split(source),
+        divided,
+        make_schedule(changed, divided, lambda _: True),
         Checkpoints(folder, changed.identity()),
         emit,
         torch.device("cpu"),

@@ -1,0 +1,69 @@
+"""Where each step of a training stands: one learning-rate schedule over all epochs of all turns.
+
+    turn        0          1          2
+    epoch       0    1     2    3     4    5       two epochs per turn, counted over all turns
+    planned     40   40    44   44    38   38      steps of each epoch
+    starts      0    40    80   124   168  206  244
+
+The plan is made from all samples beforehand. Where the extraction left samples out, an epoch has fewer steps
+than planned, never more: with one sample fewer, filling batches in the same order ends at the same batch
+or before. The next epoch then begins where it was planned to begin.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from eagle3_pipeline.training.batches import Split, plan_epoch
+from eagle3_pipeline.training.plan import TrainingPlan
+
+Batches = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The epochs of one turn, and their places among all."""
+
+    epochs: dict[int, Batches]
+    """Batches of each epoch of this turn, with the samples that are there; rising."""
+    validation: tuple[int, ...]
+    """The validation samples that are there."""
+    starts: tuple[int, ...]
+    """Planned steps before each epoch of the training, and at the end their total."""
+
+    @property
+    def steps(self) -> int:
+        """Planned steps of all turns."""
+        return self.starts[-1]
+
+    @property
+    def first(self) -> int:
+        """The first epoch of this turn."""
+        return min(self.epochs)
+
+    @property
+    def end(self) -> int:
+        """One more than the last epoch of this turn."""
+        return max(self.epochs) + 1
+
+    @property
+    def total(self) -> int:
+        """Epochs of all turns."""
+        return len(self.starts) - 1
+
+
+def make_schedule(plan: TrainingPlan, split: Split, is_there: Callable[[int], bool]) -> Schedule:
+    """The schedule of `plan.turn`; `is_there` says whether a sample's states can be read."""
+    waves = len(split.waves)
+    per_turn = plan.epochs // plan.passes
+    total = waves * plan.passes * per_turn
+
+    def batches(epoch: int, is_there: Callable[[int], bool]) -> Batches:
+        wave = epoch // per_turn % waves
+        return plan_epoch(split, plan.tokens_per_step, plan.seed, epoch, wave, is_there)
+
+    counts = [len(batches(epoch, lambda _: True)) for epoch in range(total)]
+    mine = range(plan.turn * per_turn, (plan.turn + 1) * per_turn)
+    epochs = {epoch: batches(epoch, is_there) for epoch in mine}
+    validation = tuple(filter(is_there, split.validation))
+    return Schedule(epochs, validation, tuple(accumulate(counts, initial=0)))
