@@ -101,13 +101,14 @@ def captured_states(lineage: Lineage) -> Iterator[CapturedStates | None]:
 
     Raises Busy: the folder has one user at a time, so two processes cannot generate at once.
     """
-    if not lineage.recipe.extraction.while_generating:
+    if (folder := capture_staging(lineage)) is None:
         yield None
         return
-    with staging_folder(capture_staging(lineage)) as staging:
+    with staging_folder(folder) as staging:
         yield CapturedStates(lineage, staging)
 
 
-def capture_staging(lineage: Lineage) -> Path:
-    """Where the server that generates leaves states: on the disk of `Lineage.captured`."""
-    return lineage.staging.with_name("captured")
+def capture_staging(lineage: Lineage) -> Path | None:
+    """Where the server that generates leaves states, on the disk of `Lineage.captured`; None without them."""
+    captures = lineage.recipe.extraction.while_generating
+    return lineage.staging.with_name("captured") if captures else None

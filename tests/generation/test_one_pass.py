@@ -39,11 +39,17 @@ def server() -> Iterator[ChatServer]:
         yield running
 
 
+def staging_of(lineage: Lineage) -> Path:
+    folder = capture_staging(lineage)
+    assert folder is not None
+    return folder
+
+
 def leave(lineage: Lineage, write: Callable[[Path], object] = lambda path: path.write_text(path.stem)) -> Any:
     """How a capturing server behaves: it names a file, and `write` makes of it what a test wants."""
 
     def behave(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
-        path = capture_staging(lineage) / f"{asked_id(body['messages'])}.safetensors"
+        path = staging_of(lineage) / f"{asked_id(body['messages'])}.safetensors"
         reply = chat_body() | {"kv_transfer_params": {"hidden_states_path": str(path)}}
         if body.get("kv_transfer_params") == {"include_output_tokens": True}:
             write(path)
@@ -62,7 +68,7 @@ def kept(lineage: Lineage, shard: str = SHARD) -> list[str]:
 
 
 def staged(lineage: Lineage) -> list[Path]:
-    return list(capture_staging(lineage).glob("*.safetensors*"))
+    return list(staging_of(lineage).glob("*.safetensors*"))
 
 
 def recorded(lineage: Lineage, shard: str = SHARD) -> list[str]:
@@ -88,7 +94,8 @@ def test_without_the_setting_nothing_is_asked_for_and_no_folder_is_made(
     lineage = make_lineage(tmp_path, [1, 1], 2)
     collect(lineage, server)
     assert not any("kv_transfer_params" in body for body in server.bodies)
-    assert not capture_staging(lineage).exists()
+    assert capture_staging(lineage) is None
+    assert not lineage.staging.parent.exists()
     assert not lineage.captured(SHARD).exists()
 
 
@@ -148,7 +155,7 @@ def test_files_of_samples_that_do_not_train_and_all_on_a_full_disk_are_not_kept(
     lineage = capturing(tmp_path, [1, 1])
 
     def empty(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> bool:
-        path = capture_staging(lineage) / f"{asked_id(body['messages'])}.safetensors"
+        path = staging_of(lineage) / f"{asked_id(body['messages'])}.safetensors"
         path.write_text("states")
         reply = chat_body("") | {"kv_transfer_params": {"hidden_states_path": str(path)}}
         reply["choices"][0]["token_ids"] = [2]
@@ -203,7 +210,7 @@ def test_after_the_servers_death_what_is_left_is_asked_again_with_its_states(
 
 def test_one_process_at_a_time_captures(server: ChatServer, tmp_path: Path) -> None:
     lineage = capturing(tmp_path, [1, 1])
-    with staging_folder(capture_staging(lineage)), pytest.raises(Busy):
+    with staging_folder(staging_of(lineage)), pytest.raises(Busy):
         collect(lineage, server)
 
 
