@@ -1,4 +1,4 @@
-"""The code location: the assets, job and schedule of every loaded recipe, and what they share.
+"""The code location: the assets, jobs and schedule of every loaded recipe, and what they share.
 
 EAGLE3_RECIPES (names separated by commas, default smollm2-cpu) says which recipes are loaded;
 EAGLE3_STORAGE (default ./data) is the storage root.
@@ -11,11 +11,11 @@ from pathlib import Path
 import dagster as dg
 
 from assets import assets_of
-from assets.pipeline import pipeline_job
+from assets.pipeline import pipeline_job, wave_jobs
 from eagle3_pipeline.recipe import Recipe, load_recipes
 from resources import GpuPartitions, Storage, VllmServers
 from resources.console import news_logger
-from sensors import lost_runs_sensor, nightly_schedule, servers_sensor
+from sensors import lost_runs_sensor, nightly_schedule, servers_sensor, waves_sensor
 
 _HERE = Path(__file__).parent
 
@@ -26,7 +26,15 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 def _of(recipe: Recipe) -> dg.Definitions:
     assets = assets_of(recipe)
     job = pipeline_job(recipe, assets)
-    return dg.Definitions(assets=assets, jobs=[job], schedules=[nightly_schedule(recipe, job)])
+    if recipe.extraction.waves == 1:
+        return dg.Definitions(assets=assets, jobs=[job], schedules=[nightly_schedule(recipe, job)])
+    in_waves = wave_jobs(recipe, assets)
+    return dg.Definitions(
+        assets=assets,
+        jobs=[job, *in_waves],
+        schedules=[nightly_schedule(recipe, in_waves[0])],  # what follows is the sensor's
+        sensors=[waves_sensor(recipe, in_waves)],
+    )
 
 
 defs = dg.Definitions.merge(

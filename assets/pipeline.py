@@ -1,10 +1,10 @@
-"""The job that makes everything of one recipe in one run."""
+"""The jobs of one recipe: everything in one run, and what comes one after the other in waves."""
 
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.identity import partition_key
+from assets.identity import asset_key, partition_key
 from eagle3_pipeline.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -12,18 +12,40 @@ if TYPE_CHECKING:
 
 PIPELINE_TAG = "eagle3/pipeline"
 
+_IN_WAVES = {"hidden_state_shards", "draft_checkpoint"}
+_AFTER_WAVES = {"acceptance_report", "released_draft"}
+
 
 def pipeline_job(recipe: Recipe, assets: list[dg.AssetsDefinition]) -> "UnresolvedAssetJobDefinition":
-    """Job `<slug>_pipeline`: all assets over all shards of the run, with or without a daemon.
+    """Job `<slug>_pipeline`: all assets over all shards of the run, with or without a daemon."""
+    what = f"Prompts to released draft: {len(recipe.shards)} shards of {recipe.prompts.per_shard}."
+    return _job(recipe, "pipeline", {asset.key.path[-1] for asset in assets}, what)
+
+
+def wave_jobs(recipe: Recipe, assets: list[dg.AssetsDefinition]) -> list["UnresolvedAssetJobDefinition"]:
+    """Jobs `<slug>_samples`, `<slug>_wave` and `<slug>_release` of a recipe that is trained in waves.
+
+    A run of `<slug>_wave` takes one wave: whoever starts it sets the range of partitions.
+    """
+    before = {asset.key.path[-1] for asset in assets} - _IN_WAVES - _AFTER_WAVES
+    return [
+        _job(recipe, "samples", before, "Up to the plan of waves."),
+        _job(recipe, "wave", _IN_WAVES, "One wave: its hidden states, and the training on them."),
+        _job(recipe, "release", _AFTER_WAVES, "After the last wave: the measurement and the release."),
+    ]
+
+
+def _job(recipe: Recipe, suffix: str, names: set[str], description: str) -> "UnresolvedAssetJobDefinition":
+    """A job over all shards of the run.
 
     The range tags let partitioned and unpartitioned assets share one run. PIPELINE_TAG is limited to
     one run at a time in dagster.yaml.
     """
     first, last = partition_key(recipe, recipe.shards[0]), partition_key(recipe, recipe.shards[-1])
     return dg.define_asset_job(
-        f"{recipe.slug}_pipeline",
-        selection=dg.AssetSelection.assets(*(asset.key for asset in assets)),
-        description=f"Prompts to released draft: {len(recipe.shards)} shards of {recipe.prompts.per_shard}.",
+        f"{recipe.slug}_{suffix}",
+        selection=dg.AssetSelection.assets(*(asset_key(recipe, name) for name in sorted(names))),
+        description=description,
         tags={
             "dagster/asset_partition_range_start": first,
             "dagster/asset_partition_range_end": last,

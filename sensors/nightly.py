@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 # All others, those included that Dagster adds (1.13 brought SUSPENDED): one run too few does no harm.
-_ACTIVE = [status for status in dg.DagsterRunStatus if status not in _OVER]
+ACTIVE = [status for status in dg.DagsterRunStatus if status not in _OVER]
 
 
 def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.ScheduleDefinition:
@@ -30,7 +30,7 @@ def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         # The sensor does so every minute, but somebody may have switched it off.
         report_lost_runs(context.instance)
-        active = context.instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE), limit=1)
+        active = context.instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=ACTIVE), limit=1)
         if active:
             return dg.SkipReason(f"run {active[0].run_id[:8]} of {job.name} is {active[0].status.value}")
         return dg.RunRequest(tags=job.tags)

@@ -1,6 +1,7 @@
-"""`eagle3 run`: everything of a recipe in one Dagster run, without a daemon."""
+"""`eagle3 run`: everything of a recipe without a daemon, in one Dagster run, or in one per wave."""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -8,14 +9,15 @@ import time
 from pathlib import Path
 
 from eagle3_pipeline.cli.checkout import CHECKOUT, add_recipe, lineage_of
-from eagle3_pipeline.errors import RecipeError
+from eagle3_pipeline.errors import Eagle3Error, RecipeError
+from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.parent_death import interrupt_with_parent
 from eagle3_pipeline.recipe.file import RECIPES_VARIABLE
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""
-    run = commands.add_parser("run", help="make everything of a recipe in one Dagster run, without a daemon")
+    run = commands.add_parser("run", help="make everything of a recipe, without a daemon")
     add_recipe(run)
     run.set_defaults(command=_run)
 
@@ -35,7 +37,10 @@ def _run(options: argparse.Namespace) -> int:
         RECIPES_VARIABLE: str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name,
     }
     began = time.monotonic()
-    status = _execute(f"{lineage.recipe.slug}_pipeline", environment)
+    if lineage.recipe.extraction.waves == 1:
+        status = _execute(f"{lineage.recipe.slug}_pipeline", environment)
+    else:
+        status = _in_waves(lineage, environment)
     minutes = (time.monotonic() - began) / 60
     if status == 0:
         print(f"\n{lineage.recipe.name} is done ({minutes:.1f} minutes):\n\n{summary(lineage)}\n")
@@ -46,6 +51,24 @@ def _run(options: argparse.Namespace) -> int:
     for words in servers_in_words():
         print(f"\n{words}")
     return status
+
+
+def _in_waves(lineage: Lineage, environment: dict[str, str]) -> int:
+    """Run after run, until the draft is released or one fails."""
+    from eagle3_pipeline.wave_runs import next_run
+
+    done = None
+    while (run := next_run(lineage)) is not None:
+        if run == done:
+            raise Eagle3Error(
+                f"the run of {run.job} for {run.what} ended well, and the same is still to be done. Did "
+                "somebody move files of the storage root meanwhile? Start the command again."
+            )
+        print(f"\n{run.job}: {run.what}", flush=True)
+        if status := _execute(run.job, environment, run.tags):
+            return status
+        done = run
+    return 0
 
 
 def _dagster_home() -> Path:
@@ -60,12 +83,12 @@ def _dagster_home() -> Path:
     return home
 
 
-def _execute(job: str, environment: dict[str, str]) -> int:
+def _execute(job: str, environment: dict[str, str], tags: dict[str, str] | None = None) -> int:
     """Run one Dagster job in a process of its own; a Ctrl-C reaches it too, and it is waited for."""
     # Dagster's command line announces that others will replace it; that is no news of this run.
     python = [sys.executable, "-W", "ignore"]
     argv = [*python, "-m", "dagster", "job", "execute", "-f", "definitions.py", "-j", job]
-    argv += ["-c", "resources/console.yaml"]
+    argv += ["-c", "resources/console.yaml", *(["--tags", json.dumps(tags)] if tags else [])]
     # When this command is killed, the run is interrupted; else it would work on unseen.
     process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, preexec_fn=interrupt_with_parent)
     interrupted = False

@@ -1,13 +1,8 @@
 """The nightly schedule, ticked by hand."""
 
-import uuid
-
 import dagster as dg
-from dagster._core.remote_origin import (
-    RegisteredCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
+
+from tests.location.runs import add_run
 
 JOB = "smollm2_cpu_pipeline"
 # What happens to a run, and its status after it.
@@ -28,18 +23,9 @@ def _tick(definitions: dg.Definitions, instance: dg.DagsterInstance) -> object:
         return definitions.resolve_schedule_def("smollm2_cpu_nightly")(context)
 
 
-def _add_run(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus) -> str:
-    run_id = str(uuid.uuid4())
-    # Where the job comes from: Dagster queues no run without it.
-    location = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("eagle3"), "__repository__")
-    origin = RemoteJobOrigin(location, job)
-    instance.add_run(dg.DagsterRun(job_name=job, run_id=run_id, status=status, remote_job_origin=origin))
-    return run_id
-
-
 def test_the_night_is_skipped_from_the_making_of_a_run_of_the_job_to_its_end(load, instance) -> None:
     definitions = load("smollm2-cpu")
-    run_id = _add_run(instance, JOB, dg.DagsterRunStatus.NOT_STARTED)
+    run_id = add_run(instance, JOB, dg.DagsterRunStatus.NOT_STARTED)
     for event, status in LIFE:
         if event is not None:
             instance.report_dagster_event(dg.DagsterEvent(event.value, JOB), run_id)
@@ -52,8 +38,8 @@ def test_the_night_is_skipped_from_the_making_of_a_run_of_the_job_to_its_end(loa
 
 def test_a_free_night_starts_the_job_over_all_its_shards(load, instance) -> None:
     for status in ENDS:
-        _add_run(instance, JOB, status)
-    _add_run(instance, "another_pipeline", dg.DagsterRunStatus.STARTED)
+        add_run(instance, JOB, status)
+    add_run(instance, "another_pipeline", dg.DagsterRunStatus.STARTED)
     definitions = load("smollm2-cpu")
     said = _tick(definitions, instance)
     assert isinstance(said, dg.RunRequest)
