@@ -86,15 +86,25 @@ def make_deepseek(
     layers: int = 3,
     experts: int = 8,
     experts_per_token: int = 2,
+    groups: int = 2,
+    scaled_positions: bool = True,
     vocab: int = 512,
     max_context: int = 2048,
     seed: int = 0,
 ) -> Path:
-    """Write a tiny DeepSeek-V3 (MLA, experts, one shared expert) to `folder`; its weights are noise."""
+    """Write a tiny DeepSeek-V3 (MLA, experts, one shared expert) to `folder`; its weights are noise.
+
+    A token uses half of the expert groups. Positions are scaled by YaRN, as in Kimi-K2, or not at all.
+    """
     import torch
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     tokenizer = _save_tokenizer(folder, vocab, max_context)
+    positions: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    if scaled_positions:
+        positions |= {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+        positions |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+        positions["original_max_position_embeddings"] = max_context // 4
     config = DeepseekV3Config(
         vocab_size=vocab,
         hidden_size=128,
@@ -106,9 +116,11 @@ def make_deepseek(
         n_shared_experts=1,
         n_routed_experts=experts,
         num_experts_per_tok=experts_per_token,
-        n_group=2,
-        topk_group=1,
+        n_group=groups,
+        topk_group=max(1, groups // 2),
         topk_method="noaux_tc",  # vLLM asks for it before it takes the router's bias
+        scoring_func="sigmoid",  # transformers knows no other; vLLM takes softmax where a config does not say
+        rope_parameters=positions,
         first_k_dense_replace=1,
         q_lora_rank=64,
         kv_lora_rank=512,

@@ -1,4 +1,6 @@
 import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from eagle3_pipeline.staging import (
     FAILED_SUFFIX,
     NO_ROOM_SUFFIX,
     WriteFailed,
+    empty_unless_awaited,
+    is_awaited,
     staging_folder,
     temporary_name,
     wait_for_file,
@@ -68,3 +72,47 @@ def test_a_mark_says_at_once_why_there_will_be_no_file_and_is_gone(tmp_path: Pat
     assert not list(tmp_path.iterdir())
     with pytest.raises(TimeoutError, match="is not there"):
         _wait(path, 0.01)
+
+
+def test_a_holder_is_named(tmp_path: Path) -> None:
+    with (
+        staging_folder(tmp_path),
+        pytest.raises(Busy, match=rf"process {os.getpid()} on .* captures hidden states through"),
+        staging_folder(tmp_path),
+    ):
+        pass
+
+
+def test_the_server_sees_whether_anybody_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "staging"
+    assert not is_awaited(folder)
+    with staging_folder(folder):
+        assert is_awaited(folder)
+        (folder / "cmpl-1-0.safetensors").touch()
+        empty_unless_awaited(folder)
+        assert (folder / "cmpl-1-0.safetensors").exists()
+    assert not is_awaited(folder)
+    (folder / "cmpl-2-0.safetensors").touch()
+    empty_unless_awaited(folder)
+    assert not list(folder.glob("*.safetensors"))
+    empty_unless_awaited(tmp_path / "never")
+
+
+def test_a_server_that_looks_never_makes_a_client_fail(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            is_awaited(tmp_path)
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    try:
+        for _ in range(100):
+            with staging_folder(tmp_path):
+                assert is_awaited(tmp_path)
+    finally:
+        ended.set()
+        for thread in looking:
+            thread.join()

@@ -75,6 +75,7 @@ _SHORT = {
     "-sc": "--speculative-config",
     "-pcp": "--prefill-context-parallel-size",
     "-dcp": "--decode-context-parallel-size",
+    "-cc": "--compilation-config",
 }
 # Flags of other meaning that begin a short one; an exact name is no abbreviation.
 _NO_ABBREVIATIONS = {"-dc"}

@@ -5,14 +5,19 @@ of the attention layers, `--data-parallel-size 8 --enable-expert-parallel`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from eagle3_pipeline.recipe.extras import FLAG_OF_SETTING
+from eagle3_pipeline.errors import RecipeError
+from eagle3_pipeline.model_folder import language_part
+from eagle3_pipeline.recipe.extras import FLAG_OF_SETTING, flag_in
 from eagle3_pipeline.recipe.server import ServerSettings
 
 CONNECTOR_CLASS = "HiddenStatesConnector"
 CONNECTOR_MODULE = "eagle3_pipeline.extraction.connector"
+_COMPILATION = "--compilation-config"
+_NATIVE_ROPE = "-rotary_embedding"
 
 
 def server_arguments(
@@ -65,6 +70,28 @@ def extraction_flags(layers: Sequence[int], staging: Path) -> tuple[str, ...]:
         *("--kv_transfer_config", json.dumps(transfer)),
         "--no-enable-prefix-caching",
     )
+
+
+def rope_flags(settings: ServerSettings, config: Mapping[str, Any], phase: str) -> tuple[str, ...]:
+    """Of a server on the CPU: rotary positions by torch instead of vLLM's kernel, for a target with MLA.
+
+    MLA hands that kernel views with gaps, and it reads them as if they had none (csrc/cpu/pos_encoding.cpp
+    in vLLM 0.32): most tokens are rotated by another token's position, without an error, so states, replies
+    and acceptance are wrong. Compiled models do not use the kernel, and neither do those with scaled
+    positions (Kimi-K2, DeepSeek-V3), to which the flag makes no difference.
+
+    Raises RecipeError where the recipe has a flag of its own in whose place this one would be.
+    """
+    if language_part(config).get("kv_lora_rank") is None or not settings.enforce_eager:
+        return ()
+    if any(flag_in(argument, (_COMPILATION,)) for argument in settings.extra_args):
+        if any(_NATIVE_ROPE in argument for argument in settings.extra_args):
+            return ()
+        raise RecipeError(
+            f'server.{phase}.extra_args has {_COMPILATION}, but without custom_ops: ["{_NATIVE_ROPE}"] a '
+            "target with MLA computes wrong states on the CPU. Add that to its value, or leave the flag out."
+        )
+    return (_COMPILATION, json.dumps({"custom_ops": [_NATIVE_ROPE]}))
 
 
 def speculation_flags(draft: Path, tokens: int) -> tuple[str, ...]:

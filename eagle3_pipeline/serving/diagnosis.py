@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_pipeline.errors import ServerDied, ServerError, ServerRefused
+from eagle3_pipeline.known_vllm import VERSIONS
 
 _READ_BYTES = 256 * 1024
 _TAIL_LINES = 15
@@ -43,6 +44,13 @@ def _cause(pattern: str, words: str, *, refused: bool) -> Cause:
 
 # The first that is found counts, so the specific ones stand first.
 _CAUSES = (
+    _cause(
+        r"HiddenStatesConnector does not fit this vLLM|cannot import name .* from 'vllm\.|"
+        r"No module named 'vllm\.(distributed|v1)\b",
+        "its vLLM is not one that the capture of hidden states knows "
+        f"({', '.join(VERSIONS)}). Install that in the server's Python",
+        refused=True,
+    ),
     _cause(
         r"No module named '?vllm",
         "the server's Python has no vLLM. Install it there, or set server.<phase>.python",

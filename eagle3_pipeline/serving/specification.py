@@ -19,12 +19,18 @@ from typing import Any
 import eagle3_pipeline
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.known_vllm import RUNNER_VARIABLE, require_known, runner_choice
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.model_folder import require_whole
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.extras import TIME_LIMIT_VARIABLE
 from eagle3_pipeline.recipe.server import ServerSettings
-from eagle3_pipeline.serving.arguments import extraction_flags, server_arguments, speculation_flags
+from eagle3_pipeline.serving.arguments import (
+    extraction_flags,
+    rope_flags,
+    server_arguments,
+    speculation_flags,
+)
 from eagle3_pipeline.serving.cpu_binding import BINDING_VARIABLE, binding_of
 from eagle3_pipeline.serving.gpus import MASK_VARIABLE, physical_gpus
 from eagle3_pipeline.serving.parallelism import check_parallel
@@ -46,8 +52,8 @@ _UNIMPORTANT = {
     "VLLM_NO_USAGE_STATS",
     "VLLM_RPC_BASE_PATH",
 }
-# What of this project runs inside the extraction server.
-_CODE_IN_SERVER = ("extraction/connector.py", "staging.py")
+# What of this project runs inside a server that captures states.
+_CODE_IN_SERVER = ("extraction/connector.py", "staging.py", "known_vllm.py")
 
 
 @dataclass(frozen=True)
@@ -74,20 +80,18 @@ def served_name(print_: str) -> str:
     return f"eagle3-{print_[:12]}"
 
 
-def generation_server(lineage: Lineage) -> ServerSpec:
-    """The server that answers prompts.
+def generation_server(lineage: Lineage, *, capturing: Path | None = None) -> ServerSpec:
+    """The server that answers prompts, and with `capturing` leaves their states in that folder.
 
     Raises, as the others do: MissingInput without a target model, BadInput where its folder is not whole,
     RecipeError where it cannot be split as the recipe says, or the machine lacks the GPUs or cores for it.
     """
-    return _specify(lineage, "generation", (), None)
+    return _specify(lineage, "generation", (), None, capturing)
 
 
 def extraction_server(lineage: Lineage, staging: Path) -> ServerSpec:
-    """The server that captures hidden states into `staging`."""
-    flags = extraction_flags(lineage.recipe.extraction.layers, staging)
-    # A server that was started before an edit runs the code of then.
-    return _specify(lineage, "extraction", flags, _code_in_server())
+    """The server that captures hidden states into `staging`; raises ServerRefused for an unknown vLLM."""
+    return _specify(lineage, "extraction", (), None, staging)
 
 
 def _code_in_server() -> dict[str, str]:
@@ -107,27 +111,41 @@ def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
     return _specify(lineage, "evaluation", flags, content)
 
 
-def _specify(lineage: Lineage, phase: str, flags: tuple[str, ...], content: Any) -> ServerSpec:
-    """`content` stands for what lies behind the paths among the flags: a draft, our own code."""
+def _specify(
+    lineage: Lineage, phase: str, flags: tuple[str, ...], content: Any, staging: Path | None = None
+) -> ServerSpec:
+    """`content` stands for what lies behind the paths among the flags; states go to `staging`, if any."""
     settings = lineage.recipe.server.phase(phase)
     partition: tuple[str, ...] = getattr(lineage.recipe.partitions, phase)
     facts = lineage.target_model().require().facts
     model = lineage.model_path().absolute()
-    check_parallel(settings, require_whole(model), phase)
+    config = require_whole(model)
+    check_parallel(settings, config, phase)
     # Not resolved: the python of a virtual environment is a link that must be called by its own name.
     python = str(settings.python.absolute() if settings.python else sys.executable)
+    physical = physical_gpus(partition)
+    env = _environment(settings, physical, phase)
+    vllm = vllm_version(python)
+    if staging is not None:
+        extraction = lineage.recipe.extraction
+        if not extraction.unlisted_vllm:
+            require_known(vllm)
+        flags += extraction_flags(extraction.layers, staging)
+        env[RUNNER_VARIABLE] = runner_choice({**os.environ, **settings.extra_env}, on_gpus=bool(physical))
+        # A server that was started before an edit runs the code of then.
+        content = _code_in_server()
+    if not physical:
+        flags += rope_flags(settings, config, phase)
     arguments = server_arguments(
         settings, model, flags, trust_remote_code=lineage.recipe.target.trust_remote_code
     )
-    physical = physical_gpus(partition)
-    env = _environment(settings, physical, phase)
     print_ = fingerprint(
         {
             "arguments": arguments,
             "environment": _important(env),
             "model": facts["model_fingerprint"],
             "content": content,
-            "vllm": vllm_version(python),
+            "vllm": vllm,
             "gpus": physical,
         }
     )

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from eagle3_pipeline.extraction.extraction import extract_shards
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.samples.sample import Sample
 from eagle3_pipeline.serving.server import open_server, stop_servers
 from eagle3_pipeline.serving.specification import extraction_server
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import audit, invent, make_lineage
+from tests.models import make_deepseek
 
 CHUNK = 256  # tokens in one prefill step of the server: the longest samples take several
+MLA_LENGTHS = [1, 5, 60, 61, 62, 63, 300, 700]
 
 
 def _reference(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
@@ -31,13 +37,11 @@ def _reference(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.T
     return torch.stack([before_norm[0][0] if layer == last else states[layer][0] for layer in layers], dim=1)
 
 
-@pytest.mark.real
-def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tiny_llama: Path) -> None:
-    config = json.loads((tiny_llama / "config.json").read_text())
-    last, hidden = config["num_hidden_layers"], config["hidden_size"]
-    layers = (1, 2, last)
+def _extract(tmp_path: Path, model: Path, lengths: list[int], **server: Any) -> tuple[Lineage, list[Sample]]:
+    """Extract one shard of samples of these lengths with layers 1, 2 and the last one."""
+    config = json.loads((model / "config.json").read_text())
+    last = config["num_hidden_layers"]
     random.seed(0)
-    lengths = [5, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7, *(20 + 9 * number for number in range(34))]
     samples = [
         invent(0, number, completion_token_ids=[random.randrange(20, 500) for _ in range(length)])
         for number, length in enumerate(lengths)
@@ -46,16 +50,16 @@ def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tin
         make_lineage(
             tmp_path,
             [samples],
-            facts={"model_path": str(tiny_llama), "num_layers": last, "hidden_size": hidden},
+            facts={"model_path": str(model), "num_layers": last, "hidden_size": config["hidden_size"]},
             server={
                 "max_model_len": 2048,
                 "enforce_eager": True,
                 "gpu_memory_utilization": 0.3,
                 "cpu_kv_cache_gib": 1,
                 "max_num_seqs": 32,
-                "extra_args": ["--max-num-batched-tokens", str(CHUNK)],
+                **server,
             },
-            layers=layers,
+            layers=(1, 2, last),
             concurrency=32,
             max_sample_tokens=2000,
         )
@@ -66,14 +70,52 @@ def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tin
     finally:
         stop_servers(())
     assert manifest.facts["quarantined"] == {}
-    reader = ShardReader([lineage.hidden_state_shards(lineage.recipe.shards[0]).folder])
-    assert reader.sample_ids == [sample.sample_id for sample in samples]
-    for index, sample in enumerate(samples[:8]):
-        found = reader[index]
+    assert not list(lineage.staging.glob("*.safetensors*"))
+    return lineage, samples
+
+
+def _cosines(lineage: Lineage, samples: list[Sample], model: Path) -> torch.Tensor:
+    """Cosine [rows, layers] of what was captured of `samples` and a Hugging Face forward of them."""
+    shard = lineage.recipe.shards[0]
+    reader = ShardReader([lineage.hidden_state_shards(shard).folder])
+    cosines = []
+    for sample in samples:
+        found = reader[reader.sample_ids.index(sample.sample_id)]
         assert found["token_ids"].tolist() == sample.token_ids
-        expected = _reference(tiny_llama, sample.token_ids, layers)
-        cosine = torch.cosine_similarity(found["hidden_states"].float(), expected, dim=-1)
-        assert cosine.mean(dim=0).min() > 0.999, (sample.sample_id, cosine.mean(dim=0))
+        expected = _reference(model, sample.token_ids, lineage.recipe.extraction.layers)
+        cosines.append(torch.cosine_similarity(found["hidden_states"].float(), expected, dim=-1))
+    return torch.cat(cosines)
+
+
+@pytest.mark.real
+def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tiny_llama: Path) -> None:
+    lengths = [5, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7, *(20 + 9 * number for number in range(34))]
+    in_chunks = {"extra_args": ["--max-num-batched-tokens", str(CHUNK)]}
+    lineage, samples = _extract(tmp_path, tiny_llama, lengths, **in_chunks)
+    cosines = _cosines(lineage, samples[:8], tiny_llama)
+    assert cosines.mean(dim=0).min() > 0.999, cosines.mean(dim=0)
+
+
+@pytest.mark.real
+def test_states_of_mla_with_experts_are_right_in_two_ranks_and_with_unscaled_positions(
+    tmp_path: Path,
+) -> None:
+    """All experts are chosen, because a router that flips within rounding spoils the rows of its tokens."""
+    options = {"experts": 4, "experts_per_token": 4, "groups": 1, "scaled_positions": False}
+    model = make_deepseek(tmp_path / "model", **options)
+    lineage, samples = _extract(tmp_path, model, MLA_LENGTHS, tensor_parallel=2)
+    cosines = _cosines(lineage, samples, model)
+    assert cosines.mean(dim=0).min() > 0.999, cosines.mean(dim=0)
+
+
+@pytest.mark.real
+def test_states_of_mla_with_scaled_positions_and_few_experts_are_right(tmp_path: Path) -> None:
+    """The median: where two experts are as good within rounding, the target itself chose either."""
+    model = make_deepseek(tmp_path / "model")
+    lineage, samples = _extract(tmp_path, model, MLA_LENGTHS)
+    cosines = _cosines(lineage, samples, model)
+    assert cosines.median(dim=0).values.min() > 0.999, cosines.median(dim=0)
+    assert cosines[:, 0].mean() > 0.999  # what leaves the first layer saw no router
 
 
 class _Copied:
@@ -110,3 +152,39 @@ def test_a_failed_write_leaves_a_mark_and_no_file(
     HiddenStatesConnector._write_tensors(tensors, _Copied(), str(path), None)
     assert path.exists()
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.real
+def test_the_installed_vllm_has_what_the_connector_uses_and_another_is_told() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+        ExampleHiddenStatesConnector,
+    )
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from eagle3_pipeline.extraction.connector import require_fitting
+
+    require_fitting(ExampleHiddenStatesConnector, SchedulerOutput)
+
+    class Changed(ExampleHiddenStatesConnector):  # type: ignore[misc]
+        def wait_for_save(self, layer: int) -> None:
+            return None
+
+    with pytest.raises(
+        RuntimeError, match=r"does not fit this vLLM: Changed\.wait_for_save takes \('layer',"
+    ):
+        require_fitting(Changed, SchedulerOutput)
+    with pytest.raises(RuntimeError, match="Other lacks"):
+        require_fitting(ExampleHiddenStatesConnector, type("Other", (), {}))
+
+
+@pytest.mark.real
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True), st.data())
+def test_rows_are_taken_from_the_blocks_in_their_order(blocks: list[int], data: st.DataObject) -> None:
+    from eagle3_pipeline.extraction.connector import rows_of_blocks
+
+    size = 3
+    tokens = data.draw(st.integers((len(blocks) - 1) * size + 1, len(blocks) * size))
+    in_order = torch.arange(10 * size * 2 * 4).reshape(10, size, 2, 4)
+    rows = rows_of_blocks(in_order.transpose(1, 2), blocks, tokens)
+    assert torch.equal(rows, in_order[blocks].flatten(0, 1)[:tokens])
+    assert rows.untyped_storage().data_ptr() != in_order.untyped_storage().data_ptr()

