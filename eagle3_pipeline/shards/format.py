@@ -154,6 +154,14 @@ def tensors_of(
 def read_header(path: Path) -> PartHeader:
     """The header of a part, checked against its own size and this format; raises DamagedFile."""
     try:
+        return parse_header(path)
+    except ValueError as error:
+        raise DamagedFile(f"{path} {error}. {WAY_OUT}") from error
+
+
+def parse_header(path: Path) -> PartHeader:
+    """As read_header; raises ValueError with the reason alone."""
+    try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
             if length > _MAX_HEADER_BYTES:
@@ -161,12 +169,11 @@ def read_header(path: Path) -> PartHeader:
             header = json.loads(file.read(length))
         parsed = _parse(header, _LENGTH_BYTES + length)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise DamagedFile(f"{path} is not a part of a hidden-state shard ({error}). {WAY_OUT}") from error
+        raise ValueError(f"is not a part of a hidden-state shard ({error})") from error
     size = path.stat().st_size
     if size != parsed.file_bytes:
-        raise DamagedFile(
-            f"{path}: {size} bytes, its header speaks of {parsed.file_bytes}. The file was cut or added "
-            f"to. {WAY_OUT}"
+        raise ValueError(
+            f"has {size} bytes, its header speaks of {parsed.file_bytes}. The file was cut or added to"
         )
     return parsed
 
@@ -180,7 +187,7 @@ def read_offsets(path: Path, header: PartHeader, name: str = "offsets") -> "arra
         offsets.frombytes(file.read(end - start))
     rows = header.tokens if name == "offsets" else header.trained_tokens
     if offsets[0] != 0 or offsets[-1] != rows or list(offsets) != sorted(offsets):
-        raise DamagedFile(f"{path}: {name} do not rise from 0 to {rows}. {WAY_OUT}")
+        raise DamagedFile(f"{path}: its {name} do not rise from 0 to {rows}. {WAY_OUT}")
     return offsets
 
 

@@ -9,22 +9,27 @@ The error of one state is at most 1/16 of it (half of the last mantissa bit), an
 below scale / 64, where the numbers of this type lie evenly.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _SMALLEST_SCALE = -126  # as an exponent: the smallest normal float32
+# All 256 values: looking them up is five times as fast on the CPU as torch's conversion.
+_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.bfloat16)
+_BITS = _VALUES.view(torch.int16).numpy()
 
 
 def quantise(states: Tensor) -> tuple[Tensor, Tensor]:
     """Values float8_e4m3fn `[..., hidden]`, scales float32 `[...]` of finite bf16 states `[..., hidden]`."""
     largest = states.abs().amax(dim=-1).float() / _LARGEST
-    mantissa, exponent = largest.frexp()  # mantissa in 0.5 .. 1, so 0.5 is a power of two already
+    mantissa, exponent = largest.frexp()  # mantissa in 0.5 .. 1, and 0.5 is a power of two already
     exponent = (exponent - (mantissa == 0.5).to(exponent.dtype)).clamp_(min=_SMALLEST_SCALE)
-    scales = torch.ldexp(torch.ones(()), exponent)
+    scales = ((exponent + 127) << 23).view(torch.float32)  # 2 ** exponent, exactly
     return (states * scales.reciprocal().to(states.dtype)[..., None]).to(torch.float8_e4m3fn), scales
 
 
 def restore(values: Tensor, scales: Tensor) -> Tensor:
     """The states, bf16 `[..., hidden]`, of values `[..., hidden]` and scales `[...]`."""
-    return values.to(torch.bfloat16).mul_(scales.to(torch.bfloat16)[..., None])
+    states = torch.from_numpy(np.take(_BITS, values.view(torch.uint8).numpy())).view(torch.bfloat16)
+    return states.mul_(scales.to(torch.bfloat16)[..., None])

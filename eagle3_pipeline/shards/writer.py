@@ -7,9 +7,12 @@
         manifest.json                   written by the step, last
 
 A part is written, fsynced, renamed, and then listed in the journal. A part that is not listed was
-not finished: the next writer removes it and its samples are made again.
+not finished, and one that is not what the journal says is damaged: the next writer removes both, and
+their samples are made again.
 """
 
+import itertools
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,7 @@ from typing import Any, BinaryIO, Self
 import torch
 
 from eagle3_pipeline.durable_files import Journal, fsync_folder
-from eagle3_pipeline.errors import Busy, DamagedFile
+from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.manifest import MANIFEST_NAME
 from eagle3_pipeline.shards.format import (
     ShardLayout,
@@ -29,9 +32,10 @@ from eagle3_pipeline.shards.format import (
     read_header,
     tensors_of,
 )
-from eagle3_pipeline.shards.listing import JOURNAL_NAME
+from eagle3_pipeline.shards.listing import JOURNAL_NAME, flaw_of
 from eagle3_pipeline.shards.precision import quantise
 
+_logger = logging.getLogger(__name__)
 _SCALES_OF = {"hidden_states": "scales", "last_states": "last_scales"}
 _STEP_BYTES = 64 << 20  # written at once: keeps a kill and other writers responsive
 
@@ -59,9 +63,10 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, layout: ShardLayout, part_bytes: int, fingerprint: str) -> None:
-        """Open the shard at `folder`, or what a kill left of it; raises Busy and DamagedFile.
+        """Open the shard at `folder`, or what a kill left of it; raises Busy, and DamagedFile for a journal.
 
-        `fingerprint` is that of the thing that is written: parts of another one are not continued.
+        `fingerprint` is that of the thing that is written: parts of another one are not continued. A part
+        that is cut, missing or of another layout is dropped with a warning; `done` lacks its samples.
         """
         self.folder = folder
         self.layout = layout
@@ -83,18 +88,16 @@ class ShardWriter:
             raise Busy(
                 f"{self.folder} was completed by another process just now. Start again: it is left as it is."
             )
-        for record in self._journal.records:
-            path = self.folder / record["part"]
+        # A part that was dropped leaves its name to a later one: the last line about a name counts.
+        for name, size in {record["part"]: record["bytes"] for record in self._journal.records}.items():
+            path = self.folder / name
+            if (flaw := flaw_of(path, size, self.layout)) is not None:
+                _logger.warning(f"{path} {flaw}: the samples in it are made again")
+                continue
             header = read_header(path)
-            if header.file_bytes != record["bytes"] or header.layout != self.layout:
-                raise DamagedFile(
-                    f"{path}: {header.file_bytes} bytes of {header.layout}, expected {record['bytes']} bytes "
-                    f"of {self.layout}. Delete {self.folder} and materialise hidden_state_shards again."
-                )
             self._list(path, header.sample_ids, header.tokens)
-        listed = set(self.parts)
         for path in self.folder.iterdir():
-            if path not in listed and path.name.lstrip(".").startswith("part-"):
+            if path not in self.parts and path.name.lstrip(".").startswith("part-"):
                 path.unlink()
 
     def _list(self, path: Path, sample_ids: tuple[str, ...], tokens: int) -> None:
@@ -148,7 +151,8 @@ class ShardWriter:
         self.close()
 
     def _write_part(self) -> None:
-        path = self.folder / f"part-{len(self.parts):05d}.safetensors"
+        names = (self.folder / f"part-{number:05d}.safetensors" for number in itertools.count())
+        path = next(name for name in names if name not in self.parts)
         temporary = path.with_name(f".{path.name}.tmp")
         sample_ids = tuple(sample.sample_id for sample in self._pending)
         tokens = sum(sample.tokens for sample in self._pending)
@@ -206,6 +210,6 @@ def _write_rows(file: BinaryIO, name: str, samples: list[_Pending]) -> None:
 
 
 def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
-    data = tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
+    data = tensor.contiguous().flatten().view(torch.uint8).numpy().data
     for start in range(0, len(data), _STEP_BYTES):
         file.write(data[start : start + _STEP_BYTES])

@@ -1,7 +1,9 @@
 import json
 import pickle
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -10,40 +12,48 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from eagle3_pipeline.errors import DamagedFile, MissingInput
-from eagle3_pipeline.shards.format import ShardLayout, bytes_of_empty_part, read_header
-from eagle3_pipeline.shards.listing import JOURNAL_NAME
+from eagle3_pipeline.shards.format import ShardLayout, bytes_of_empty_part, bytes_of_sample, read_header
+from eagle3_pipeline.shards.listing import JOURNAL_NAME, parts_of_shard
 from eagle3_pipeline.shards.reader import ShardReader
 from eagle3_pipeline.shards.writer import ShardWriter
-from tests.shards.build import LAYOUT, invent, make_shard, same
+from tests.shards.build import LAYOUT, LAYOUTS, as_read, flip, invent, make_shard, place_at, same, write_shard
+
+_STATES = ("hidden_states", "scales", "last_states", "last_scales")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 60), max_size=12),
     part_bytes=st.integers(1, 12_000),
     ids=st.lists(st.text(min_size=1, max_size=20), min_size=12, max_size=12, unique=True),
+    layout=st.sampled_from(LAYOUTS),
+    masks=st.randoms(use_true_random=False),
 )
-def test_any_lengths_in_parts_of_any_size_come_back_exactly(
-    lengths: list[int], part_bytes: int, ids: list[str]
+def test_any_samples_in_parts_of_any_size_come_back_as_their_precision_says(
+    lengths: list[int], part_bytes: int, ids: list[str], layout: ShardLayout, masks: Random
 ) -> None:
-    samples = [invent(tokens, seed) for seed, tokens in enumerate(lengths)]
+    samples = {}
+    for seed, (sample_id, tokens) in enumerate(zip(ids, lengths, strict=False)):
+        mask = torch.tensor([masks.random() < 0.5 for _ in range(tokens)])
+        samples[sample_id] = invent(tokens, seed) | {"loss_mask": mask}
     with tempfile.TemporaryDirectory() as temporary:
-        folder, manifest = make_shard(Path(temporary), [])
-        assert ShardReader([folder]).lengths == []
-        (folder / "manifest.json").unlink()
-        with ShardWriter(folder, LAYOUT, part_bytes, manifest.fingerprint) as writer:
-            for sample_id, sample in zip(ids, samples, strict=False):
-                writer.add(sample_id, **sample)
-            parts = writer.complete()
-            for part in parts:
-                header = read_header(part)
-                assert part.stat().st_size <= part_bytes or len(header.sample_ids) == 1
-        folder, _ = make_shard(Path(temporary), samples, part_bytes, "p4-s001")
-        reader = ShardReader([folder])
+        place = place_at(Path(temporary))
+        write_shard(place, samples, part_bytes, layout)
+        reader = ShardReader([place.folder])
         assert reader.lengths == lengths
+        assert reader.sample_ids == ids[: len(lengths)]
         for index in reversed(range(len(samples))):
-            assert same(reader[index], samples[index])
-        assert [header for part in parts for header in read_header(part).sample_ids] == ids[: len(lengths)]
+            sample = samples[ids[index]]
+            assert same(reader[index], as_read(sample, layout))
+            assert torch.equal(reader.loss_mask(index), sample["loss_mask"])
+        states = 0
+        for part in parts_of_shard(place.folder):
+            header = read_header(part)
+            assert header.layout == layout
+            assert header.file_bytes <= part_bytes or len(header.sample_ids) == 1
+            states += sum(end - start for name, (start, end) in header.tensors.items() if name in _STATES)
+        trained = sum(int(sample["loss_mask"].sum()) for sample in samples.values())
+        assert states == layout.state_bytes(sum(lengths), trained)
 
 
 def test_several_shards_read_as_one_list_at_random_and_from_another_process(tmp_path: Path) -> None:
@@ -76,6 +86,45 @@ def test_a_part_is_an_ordinary_safetensors_file_whose_header_says_what_it_is(tmp
         assert file.get_slice("hidden_states").get_shape() == [7, 3, 4]
 
 
+def test_states_in_8_bits_and_a_last_layer_on_completions_are_read_with_plain_safetensors(
+    tmp_path: Path,
+) -> None:
+    layout = LAYOUTS[-1]
+    sample = invent(5, 0)
+    folder, _ = make_shard(tmp_path, [invent(4, 1), sample], layout=layout)
+    with safe_open(folder / "part-00000.safetensors", framework="pt") as file:
+        said = file.metadata()
+        assert (said["dtype"], said["kept"]) == ("float8_e4m3fn", "trained")
+        start, end = file.get_tensor("offsets").tolist()[1:]
+        states = (
+            file.get_slice("hidden_states")[start:end].float() * file.get_tensor("scales")[start:end, :, None]
+        )
+        first, stop = file.get_tensor("last_offsets").tolist()[1:]
+        last = (
+            file.get_slice("last_states")[first:stop].float()
+            * file.get_tensor("last_scales")[first:stop, None]
+        )
+    expected = as_read(sample, layout)["hidden_states"].float()
+    assert torch.equal(states, expected[:, :-1])
+    assert torch.equal(last, expected[sample["loss_mask"], -1])
+
+
+def test_a_shard_that_is_read_and_written_again_holds_the_same(tmp_path: Path) -> None:
+    for number, layout in enumerate(LAYOUTS):
+        reader = ShardReader([make_shard(tmp_path / f"{number}", [invent(9, 0)], layout=layout)[0]])
+        again = ShardReader([make_shard(tmp_path / f"{number}-again", [reader[0]], layout=layout)[0]])
+        assert same(again[0], reader[0])
+
+
+def test_a_mask_that_does_not_fit_the_rows_of_the_last_layer_is_damage(tmp_path: Path) -> None:
+    folder, _ = make_shard(tmp_path, [invent(5, 0), invent(6, 1)], layout=LAYOUTS[1])
+    flip(folder / "part-00000.safetensors", -1)
+    reader = ShardReader([folder])
+    assert len(reader[0]["token_ids"]) == 5
+    with pytest.raises(DamagedFile, match="rows of the last layer"):
+        reader[1]
+
+
 @pytest.mark.parametrize("cut", [1, 100, 10_000])
 def test_a_part_that_is_cut_or_grown_is_damaged_whether_the_manifest_is_asked_or_not(
     tmp_path: Path, cut: int
@@ -85,7 +134,7 @@ def test_a_part_that_is_cut_or_grown_is_damaged_whether_the_manifest_is_asked_or
     data = part.read_bytes()
     for broken in (data[:-cut], data[: cut - 1], data + b"x"):
         part.write_bytes(broken)
-        with pytest.raises(DamagedFile, match="the manifest says"):
+        with pytest.raises(DamagedFile, match=r"part-00000.safetensors has \d+ bytes, expected \d+"):
             ShardReader([folder])
         with pytest.raises(DamagedFile, match="part-00000"):
             read_header(part)
@@ -108,9 +157,9 @@ def test_a_header_of_another_format_version_or_convention_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "other", [ShardLayout(LAYOUT.layer_ids, 4, "o" * 64), ShardLayout((1, 5, 8), 4, "m" * 64)]
+    "other", [ShardLayout(LAYOUT.layer_ids, 4, "o" * 64), ShardLayout((1, 5, 8), 4, "m" * 64), *LAYOUTS[1:]]
 )
-def test_shards_of_different_models_or_layers_are_not_read_together(
+def test_shards_of_different_models_layers_or_precisions_are_not_read_together(
     tmp_path: Path, other: ShardLayout
 ) -> None:
     folders = [
@@ -148,9 +197,14 @@ def test_samples_that_do_not_fit_the_layout_are_a_bug_of_the_caller(tmp_path: Pa
         assert writer.complete() == []
 
 
-def test_the_bound_of_an_empty_part_covers_its_header(tmp_path: Path) -> None:
-    layout = ShardLayout(tuple(range(1, 200)), 1, "m" * 64)
+@pytest.mark.parametrize("kept", LAYOUTS)
+def test_the_bounds_of_an_empty_part_and_of_a_sample_cover_what_is_written(
+    tmp_path: Path, kept: ShardLayout
+) -> None:
+    layout = replace(kept, layer_ids=tuple(range(1, 200)), hidden_size=1)
+    sample = invent(1, 0, layout)
     with ShardWriter(tmp_path, layout, 1, "f" * 64) as writer:
-        writer.add("a", **invent(1, 0, layout))
+        writer.add("a", **sample)
         (part,) = writer.complete()
-    assert part.stat().st_size < bytes_of_empty_part(layout) + layout.bytes_per_token + 8 + 16
+    assert part.stat().st_size < bytes_of_empty_part(layout) + bytes_of_sample("a", 1, 1, layout)
+    assert bytes_of_sample("a", 1, 1, layout) < layout.bytes_per_token + 32
