@@ -6,15 +6,15 @@ knows the real lengths and decides for good.
 """
 
 import logging
-from typing import Any
 
 import psutil
 
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
-from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths, byte_plan, shard_lengths
+from eagle3_pipeline.samples.byte_plan import BytePlan, byte_plan, shard_lengths
 from eagle3_pipeline.samples.fitting import Fit, in_words
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, trained_lengths
 from eagle3_pipeline.samples.state_room import gib
 from eagle3_pipeline.serving.server import running_servers
 
@@ -55,35 +55,38 @@ def expected_fits(lineage: Lineage) -> tuple[Fit, Fit]:
 
     Raises MissingInput without a target.
     """
-    short, long = (expected_plan(lineage, share) for share in (_SHORT, _LONG))
+    longest = lineage.recipe.generation.max_completion_tokens
+    known = known_lengths(lineage)
+    short, long = (
+        expected_plan(lineage, known, [(0, max(int(longest * share), 1))] * lineage.recipe.prompts.per_shard)
+        for share in (_SHORT, _LONG)
+    )
     return Fit.of(lineage, short), Fit.of(lineage, long)
 
 
-def expected_plan(lineage: Lineage, mean: float) -> BytePlan:
-    """The byte plan before all samples are made: the others get completions of this share of the longest.
+def known_lengths(lineage: Lineage) -> dict[str, list[tuple[int, int]]]:
+    """Tokens of (prompt, prompt + completion) of the samples that train, of each shard that is made."""
+    train_truncated = lineage.recipe.generation.train_truncated
+    known = {}
+    for shard in lineage.recipe.shards:
+        try:
+            place = lineage.synthetic_samples(shard)
+        except MissingInput:  # no prompts yet
+            return {}
+        if place.manifest() is not None:
+            known[shard] = trained_lengths(place.folder / SAMPLES_NAME, train_truncated)
+    return known
 
-    A shard that is made counts with its mean lengths. Raises MissingInput without a target.
+
+def expected_plan(
+    lineage: Lineage, known: dict[str, list[tuple[int, int]]], expected: list[tuple[int, int]]
+) -> BytePlan:
+    """The byte plan before all samples are made: each other shard is taken to have the lengths `expected`.
+
+    Raises MissingInput without a target.
     """
-    recipe = lineage.recipe
-    guess = (0, max(int(recipe.generation.max_completion_tokens * mean), 1))
-    plan = recipe.prompts
-    shards = []
-    for shard in recipe.shards:
-        if (made := _made(lineage, shard)) is None:
-            shards.append(ShardLengths(shard, [guess] * plan.per_shard, is_extracted=False))
-            continue
-        count = max(int(made["samples"]), 1)
-        prompt = int(made["prompt_tokens"]) // count
-        total = prompt + -(-int(made["completion_tokens"]) // count)
-        shards.append(shard_lengths(lineage, shard, [(prompt, total)] * count))
+    shards = [shard_lengths(lineage, one, known.get(one, expected)) for one in lineage.recipe.shards]
     return byte_plan(lineage, shards)
-
-
-def _made(lineage: Lineage, shard: str) -> dict[str, Any] | None:
-    try:
-        return lineage.synthetic_samples(shard).require().facts
-    except MissingInput:
-        return None
 
 
 def memory_wanted(recipe: Recipe, model_bytes: int) -> int:

@@ -17,6 +17,7 @@ from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.room import require_machine
 from tests.recipes import finish_prompts, tiny_recipe
+from tests.samples.test_audit import make_samples as make
 
 HIDDEN = 64
 # At a tenth of 128 completion tokens: 8 samples, 4 layers, bfloat16.
@@ -48,8 +49,8 @@ def free(monkeypatch: pytest.MonkeyPatch, *, disk: int = 1 << 60, memory: int = 
 
 
 def make_samples(lineage: Lineage, shard: str, tokens: int = 12) -> None:
-    facts = {"samples": 8, "prompt_tokens": 0, "completion_tokens": 8 * tokens}
-    finish(lineage.synthetic_samples(shard), facts)
+    """Eight samples of so many tokens, all of them completion."""
+    make(lineage, shard, ["good"] * 8, tokens=(0, tokens))
 
 
 def test_a_disk_without_room_for_short_completions_is_refused_and_the_next_larger_is_warned_of(

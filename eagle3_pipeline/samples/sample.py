@@ -17,6 +17,11 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 REJECTED: tuple[Verdict, ...] = ("empty", "degenerate", "refused")
 
 
+def verdict_trains(verdict: str, train_truncated: bool) -> bool:
+    """Whether the draft is trained on samples of this verdict."""
+    return verdict == "good" or (verdict == "truncated" and train_truncated)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """A reply to one user turn, and the verdict of its screening."""
@@ -56,7 +61,7 @@ class Sample:
 
     def trains(self, train_truncated: bool) -> bool:
         """Whether the draft is trained on this sample."""
-        return self.verdict == "good" or (self.verdict == "truncated" and train_truncated)
+        return verdict_trains(self.verdict, train_truncated)
 
     def to_record(self) -> dict[str, Any]:
         """The sample as JSON values."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from eagle3_pipeline.durable_files import fsync_file, fsync_folder
 from eagle3_pipeline.errors import DamagedFile
-from eagle3_pipeline.samples.sample import Sample
+from eagle3_pipeline.samples.sample import Sample, verdict_trains
 
 SAMPLES_NAME = "samples.parquet"
 _JSON_COLUMNS = ("usage", "sampling")
@@ -66,9 +66,37 @@ def iter_samples(path: Path) -> Iterator[Sample]:
                 for row in file.read_row_group(number).to_pylist():
                     yield _from_row(row)
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        raise DamagedFile(
-            f"{path} is no file of samples ({error}). Delete the manifest beside it and make the shard again."
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def trained_lengths(path: Path, train_truncated: bool) -> list[tuple[int, int]]:
+    """Tokens of (prompt, prompt + completion) of each sample that trains, without reading the tokens.
+
+    Raises DamagedFile.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        verdicts = pq.read_table(path, columns=["verdict"])["verdict"].to_pylist()
+        lengths = [
+            pc.list_value_length(pq.read_table(path, columns=[name])[name]).to_pylist()
+            for name in ("prompt_token_ids", "completion_token_ids")
+        ]
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise _damaged(path, error) from error
+    return [
+        (prompt, prompt + completion)
+        for verdict, prompt, completion in zip(verdicts, *lengths, strict=True)
+        if verdict_trains(verdict, train_truncated)
+    ]
+
+
+def _damaged(path: Path, error: Exception) -> DamagedFile:
+    return DamagedFile(
+        f"{path} is no file of samples ({error}). Delete the manifest beside it and make the shard again."
+    )
 
 
 def _to_row(sample: Sample) -> dict[str, Any]:
