@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 
+from eagle3_pipeline.generation.canary import guarded
+from eagle3_pipeline.generation.captured_states import capture_staging
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.serving.gpus import overlap, physical_gpus
 from eagle3_pipeline.serving.server import RunningServer, open_server, stop_servers
@@ -25,8 +28,16 @@ class VllmServers(dg.ConfigurableResource):
 
     @contextmanager
     def generation(self, lineage: Lineage) -> Iterator[RunningServer]:
-        """The server that answers prompts."""
-        with open_server(generation_server(lineage), lineage.logs) as server:
+        """The server that answers prompts; one that captures their states must answer as a plain one does."""
+        spec = generation_server(lineage, capturing=capture_staging(lineage))
+        opened = partial(open_server, spec, lineage.logs)
+        if not lineage.recipe.extraction.while_generating:
+            with opened() as server:
+                yield server
+            return
+        plain = generation_server(lineage)
+        canary = lineage.folder / "canary" / f"{plain.fingerprint}.json"
+        with guarded(canary, partial(open_server, plain, lineage.logs), opened) as server:
             yield server
 
     @contextmanager
@@ -46,7 +57,7 @@ class VllmServers(dg.ConfigurableResource):
 
         No other: an idle server on the same GPUs may be the extraction server of an interrupted run.
         """
-        spec = generation_server(lineage)
+        spec = generation_server(lineage, capturing=capture_staging(lineage))
         if not overlap(physical_gpus(spec.partition), physical_gpus(lineage.recipe.partitions.extraction)):
             return []
         return stop_servers(spec.partition, only=spec.fingerprint)

@@ -61,10 +61,11 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _spec(lineage: Lineage, phase: str) -> "ServerSpec":
+    from eagle3_pipeline.generation.captured_states import capture_staging
     from eagle3_pipeline.serving.specification import evaluation_server, extraction_server, generation_server
 
     if phase == "generation":
-        return generation_server(lineage)
+        return generation_server(lineage, capturing=capture_staging(lineage))
     if phase == "extraction":
         return extraction_server(lineage, lineage.staging)
     draft = _draft(lineage)

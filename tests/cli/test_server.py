@@ -89,7 +89,7 @@ def test_start_takes_the_server_of_the_phase(
         return make_spec()
 
     for name in ("generation", "extraction", "evaluation"):
-        monkeypatch.setattr(specification, f"{name}_server", lambda *_, name=name: specify(name))
+        monkeypatch.setattr(specification, f"{name}_server", lambda *_, name=name, **__: specify(name))
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
     assert main(["server", "start", "--recipe", str(recipe), "--phase", phase]) == 0
     assert asked == [phase]
@@ -103,7 +103,7 @@ def test_an_interrupted_start_says_that_the_server_goes_on_loading(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(specification, "generation_server", lambda _: make_spec("hang"))
+    monkeypatch.setattr(specification, "generation_server", lambda _, **__: make_spec("hang"))
     monkeypatch.setattr("eagle3_pipeline.serving.server.wait_until_ready", interrupt)
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
     assert main(["server", "start", "--recipe", str(recipe)]) == 130

@@ -5,11 +5,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import Busy, ServerDied, ServerRefused
@@ -18,11 +20,17 @@ from eagle3_pipeline.generation.canary import guarded
 from eagle3_pipeline.generation.captured_states import capture_staging
 from eagle3_pipeline.generation.collection import collect_samples
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.prompts.selection import make_prompts
+from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples import read_samples
+from eagle3_pipeline.serving.server import stop_servers
 from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, staging_folder
+from eagle3_pipeline.target import make_target
+from resources import VllmServers
 from tests.fakes.process import SERVED_NAME, stand_in
 from tests.generation.chat_server import ChatServer, chat_body, serve_chat
 from tests.generation.world import asked_id, make_lineage
+from tests.recipes import tiny_recipe
 
 CAPTURES = {"layers": [1, 2, 3, 4], "while_generating": True}
 GREEDY = {"concurrency": 4, "max_completion_tokens": 64, "request_timeout_s": 30, "temperature": 0.0}
@@ -361,3 +369,41 @@ def test_the_stand_in_gives_garbage_when_it_samples_and_captures_as_vllm_does(
     assert len(set(sampled)) == 1
     assert len(sampled) > 8
     assert len(set(greedy)) > 4
+
+
+def test_from_the_recipe_to_states_on_the_disk_through_server_processes(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    path = tiny_recipe(
+        tmp_path,
+        tiny_llama,
+        fake=True,
+        generation={"temperature": 0.0},
+        extraction={"while_generating": True},
+        prompts={"count": 8, "per_shard": 4},
+    )
+    lineage = Lineage(load_recipe(str(path), tmp_path), tmp_path / "storage")
+    make_target(lineage)
+    make_prompts(lineage)
+    first, second = lineage.recipe.shards
+    layers = lineage.recipe.extraction.layers
+    servers = VllmServers()
+    try:
+        for shard in (first, second):
+            collect_samples(lineage, [shard], partial(servers.generation, lineage), lambda *_: None)
+            for sample in read_samples(lineage.synthetic_samples(shard).folder / "samples.parquet"):
+                with safe_open(lineage.captured(shard) / f"{sample.sample_id}.safetensors", "np") as file:
+                    assert file.get_tensor("token_ids").tolist() == sample.token_ids[:-1]
+                    assert file.get_slice("hidden_states").get_shape()[:2] == [
+                        len(sample.token_ids) - 1,
+                        len(layers),
+                    ]
+        logs = {
+            log.name.rpartition(".")[0] for log in lineage.logs.glob("*.log") if "watcher" not in log.name
+        }
+        assert len(logs) == 2  # the plain one for the canary, once, and one that captures for both shards
+        assert servers.release_generation(lineage) != []
+    finally:
+        stop_servers(())
+    assert staged(lineage) == []
+    assert len(list((lineage.folder / "canary").iterdir())) == 1

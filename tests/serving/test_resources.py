@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +15,16 @@ def test_a_passed_audit_stops_the_idle_generation_server_and_no_other(
     make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation, extraction = make_spec(max_num_seqs=1), make_spec(max_num_seqs=2)
-    monkeypatch.setattr(vllm_servers, "generation_server", lambda _: generation)
-    lineage: Any = SimpleNamespace(recipe=SimpleNamespace(partitions=SimpleNamespace(extraction=())))
-    elsewhere: Any = SimpleNamespace(
-        recipe=SimpleNamespace(partitions=SimpleNamespace(extraction=("GPU-5f",)))
+    monkeypatch.setattr(vllm_servers, "generation_server", lambda _, **__: generation)
+    two_passes = SimpleNamespace(while_generating=False)
+    lineage, elsewhere = (
+        cast(
+            Any,
+            SimpleNamespace(
+                recipe=SimpleNamespace(partitions=SimpleNamespace(extraction=gpus), extraction=two_passes)
+            ),
+        )
+        for gpus in ((), ("GPU-5f",))
     )
     with open_server(generation, tmp_path):
         assert VllmServers().release_generation(lineage) == []  # in use
