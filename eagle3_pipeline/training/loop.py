@@ -69,7 +69,7 @@ class Training:
         self.state = checkpoints.resume(self._parameters, self._optimizer) or TrainingState()
         if self.state.epoch < schedule.first:
             raise DamagedFile(
-                f"no sound checkpoint of the end of turn {plan.turn} in {plan.folder}, and the states that "
+                f"no sound checkpoint of the end of turn {plan.turn - 1} in {plan.folder}, and the states that "
                 f"it was trained on are deleted. Move {plan.folder} away: all waves are then extracted and "
                 "trained on again."
             )

@@ -1,0 +1,63 @@
+"""One schedule over all turns, planned from samples alone, that what is missing never prolongs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.training.batches import Split, hold_out
+from eagle3_pipeline.training.schedule import make_schedule
+from tests.training.tiny import plan
+
+_ROWS = st.lists(st.integers(1, 60), min_size=1, max_size=15)
+
+
+def _split(sizes: list[list[int]]) -> Split:
+    rows = dict(enumerate(size for wave in sizes for size in wave))
+    numbers = iter(rows)
+    return Split(tuple(tuple(next(numbers) for _ in wave) for wave in sizes), (), rows, 0)
+
+
+@given(st.lists(_ROWS, min_size=1, max_size=4), st.sets(st.integers(0, 59)), st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_samples_that_are_missing_shorten_an_epoch_and_move_no_other_sample(
+    sizes: list[list[int]], missing: set[int], passes: int
+) -> None:
+    split = _split(sizes)
+    for turn in range(len(sizes) * passes):
+        one = plan(None, turn=turn, passes=passes, epochs=2 * passes)  # type: ignore[arg-type]
+        whole = make_schedule(one, split, lambda _: True)
+        short = make_schedule(one, split, lambda index: index not in missing)
+        assert short.starts == whole.starts
+        assert list(short.epochs) == list(whole.epochs) == [2 * turn, 2 * turn + 1]
+        for epoch, batches in short.epochs.items():
+            planned = [index for batch in whole.epochs[epoch] for index in batch]
+            assert [index for batch in batches for index in batch] == [
+                index for index in planned if index not in missing
+            ]
+            assert len(batches) <= whole.starts[epoch + 1] - whole.starts[epoch]
+
+
+def test_turns_share_the_steps_of_all_epochs_among_them() -> None:
+    split = _split([[30, 30], [30], [30, 30, 30]])
+    schedules = [make_schedule(plan(None, turn=turn, epochs=1), split, lambda _: True) for turn in range(3)]  # type: ignore[arg-type]
+    assert [one.starts for one in schedules] == [(0, 2, 3, 6)] * 3
+    assert [(one.first, one.end, one.total, one.steps) for one in schedules] == [
+        (0, 1, 3, 6),
+        (1, 2, 3, 6),
+        (2, 3, 3, 6),
+    ]
+
+
+def test_validation_comes_from_the_first_wave_and_is_at_most_half_of_it() -> None:
+    rows = dict.fromkeys(range(100), 9)
+    split = hold_out([range(10), range(10, 100)], rows, 0, 0.03, 0)
+    assert len(split.validation) == 3  # of all 100 samples
+    assert set(split.validation) < set(range(10))
+    assert split.waves[1] == tuple(range(10, 100))
+    assert len(hold_out([range(10), range(10, 100)], rows, 0, 0.4, 0).validation) == 5
+
+
+def test_a_first_wave_that_cannot_both_train_and_judge_is_refused() -> None:
+    with pytest.raises(MissingInput, match="1 of 12 samples have a token to learn from in the first wave"):
+        hold_out([[0], list(range(1, 10))], dict.fromkeys(range(10), 9), 2, 0.1, 0)

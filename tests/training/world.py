@@ -1,0 +1,111 @@
+"""A run up to the training, invented: samples, states, vocabulary; and a trainer within this process."""
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3_pipeline import waves
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import load_recipe
+from eagle3_pipeline.samples import SAMPLES_NAME, Sample, read_samples, write_samples
+from eagle3_pipeline.shards.format import ShardLayout
+from eagle3_pipeline.shards.writer import ShardWriter
+from eagle3_pipeline.target import make_target
+from eagle3_pipeline.training import process, training
+from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.vocabulary.mapping import make_vocabulary
+from tests.recipes import finish_prompts, tiny_recipe
+
+
+def make_lineage(
+    tmp_path: Path, model_folder: Path, waves: Any = 1, passes: int = 1, **changes: Any
+) -> Lineage:
+    """A run of three shards with its samples and vocabulary; without states."""
+    extraction = {"waves": waves, "passes": passes, **changes.pop("extraction", {})}
+    path = tiny_recipe(tmp_path / "recipe", model_folder, extraction=extraction, **changes)
+    lineage = Lineage(load_recipe(str(path), tmp_path), tmp_path / "storage")
+    make_target(lineage)
+    finish_prompts(lineage)
+    generator = torch.Generator().manual_seed(0)
+    for shard in lineage.recipe.shards:
+        place = lineage.synthetic_samples(shard)
+        write_samples(place.folder / SAMPLES_NAME, [_reply(f"{shard}-{n}", generator) for n in range(8)])
+        place.finish([place.folder / SAMPLES_NAME], {})
+    make_vocabulary(lineage)
+    return lineage
+
+
+def plan_waves(lineage: Lineage, *planned: list[str]) -> None:
+    """What the audit says about waves; each shard by itself where nothing is given."""
+    plan = list(planned) or [[shard] for shard in lineage.recipe.shards]
+    place = lineage.sample_audit()
+    place.folder.mkdir(parents=True)
+    place.finish([], {"waves": plan, "passes": lineage.recipe.extraction.passes})
+
+
+def write_states(lineage: Lineage, shards: list[str], leave_out: frozenset[str] = frozenset()) -> None:
+    """Random states of shards that have none, the same whenever they are made; some samples are left out."""
+    facts = lineage.target_model().require().facts
+    layout = ShardLayout(lineage.recipe.extraction.layers, facts["hidden_size"], facts["model_fingerprint"])
+    for shard in shards:
+        place = lineage.hidden_state_shards(shard)
+        if place.manifest() is not None:
+            continue
+        generator = torch.Generator().manual_seed(int(shard[-3:]))
+        place.folder.mkdir(parents=True, exist_ok=True)
+        with ShardWriter(place.folder, layout, 1 << 30, place.fingerprint) as writer:
+            for one in read_samples(lineage.synthetic_samples(shard).folder / SAMPLES_NAME):
+                shape = (len(one.token_ids), len(layout.layer_ids), layout.hidden_size)
+                states = torch.randn(shape, generator=generator).to(torch.bfloat16)
+                mask = torch.tensor(one.loss_mask)
+                if one.sample_id not in writer.done | leave_out:
+                    writer.add(one.sample_id, states, torch.tensor(one.token_ids), mask)
+            place.finish(writer.complete(), {})
+            writer.close(finished=True)
+
+
+def go_through(lineage: Lineage) -> None:
+    """What `eagle3 run` does with waves: extract what is due, train, until nothing is left."""
+    while (turn := waves.next_turn(lineage)) is not None:
+        write_states(lineage, waves.due(lineage, turn.shards))
+        training.train_draft(lineage, nullcontext())
+    training.train_draft(lineage, nullcontext())
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train in this process, on one thread: seconds of imports less for each turn."""
+
+    def events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
+        heard: list[str] = []
+        monkeypatch.setattr(
+            process, "emit", lambda kind, **values: heard.append(json.dumps({"event": kind, **values}))
+        )
+        process.run_plan(plan)
+        yield from map(json.loads, heard)
+
+    monkeypatch.setattr(training, "_events", events)
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: {0})
+
+
+def _reply(name: str, generator: torch.Generator) -> Sample:
+    size = int(torch.randint(15, 40, (), generator=generator))
+    prompt, completion = (torch.randint(0, 300, (n,), generator=generator).tolist() for n in (9, size))
+    return Sample(
+        sample_id=f"{name}-t0",
+        prompt_id=name,
+        turn=0,
+        prompt_token_ids=prompt,
+        completion_token_ids=completion,
+        finish_reason="stop",
+        content="",
+        reasoning="",
+        usage={},
+        sampling={},
+        server="",
+        verdict="good",
+    )
