@@ -16,7 +16,7 @@ from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle3_pipeline.room import expected_plan, known_lengths
 from eagle3_pipeline.samples.byte_plan import BytePlan
 from eagle3_pipeline.samples.fitting import Fit
-from eagle3_pipeline.waves import next_turn, turns
+from eagle3_pipeline.waves import next_turn, records, turns
 
 Lengths = dict[str, list[tuple[int, int]]]
 
@@ -70,7 +70,7 @@ def forecast(lineage: Lineage) -> Forecast:
     phases = [
         Phase("generation", left, _speed(lineage, "synthetic_samples", "completion_tokens")),
         Phase("extraction", extraction, _speed(lineage, "hidden_state_shards", "tokens")),
-        Phase("training", training, _speed(lineage, "draft_checkpoint", "tokens")),
+        Phase("training", training, _training_speed(lineage)),
     ]
     return Forecast(fit, waves, passes, audit is not None, source, len(known), phases)
 
@@ -113,6 +113,16 @@ def _speed(lineage: Lineage, asset: str, counted: str) -> float | None:
     made = list(_manifests(lineage.folder / asset))
     seconds = _union([(_ended(one) - float(one.facts["seconds"]), _ended(one)) for one in made])
     return sum(int(one.facts[counted]) for one in made) / seconds if seconds else None
+
+
+def _training_speed(lineage: Lineage) -> float | None:
+    """The same of trainings, those included of which only some waves are done."""
+    facts = []
+    for folder in (lineage.folder / "draft_checkpoint").glob("*"):
+        made = [read_manifest(path).facts for path in folder.glob(MANIFEST_NAME)]
+        facts += made or [one.facts for one in records(folder)[-1:]]
+    seconds = sum(float(one.get("seconds", 0)) for one in facts)
+    return sum(int(one.get("tokens", 0)) for one in facts) / seconds if seconds else None
 
 
 def _manifests(folder: Path) -> Iterator[Manifest]:

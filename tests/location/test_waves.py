@@ -8,7 +8,9 @@ import dagster as dg
 import pytest
 
 from eagle3_pipeline.errors import DamagedFile
-from eagle3_pipeline.wave_runs import WAVE_RUN_TAG, WaveRun
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import load_recipe
+from eagle3_pipeline.wave_runs import WAVE_RUN_TAG, WaveRun, next_run
 from resources import Storage
 from sensors import waves
 from tests.location.runs import add_run
@@ -123,3 +125,28 @@ def test_the_end_and_what_is_damaged_are_said_and_start_nothing(
     assert tick(definitions, instance) == "the draft is released"
     stub(monkeypatch, DamagedFile("a record is torn"))
     assert tick(definitions, instance) == "DamagedFile: a record is torn"
+
+
+def test_two_waves_make_a_draft_and_only_one_wave_of_states_is_ever_on_the_disk(
+    load, instance, tmp_path: Path, tiny_llama: Path
+) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, extraction={"waves": 2})
+    definitions = load(recipe)
+    lineage = Lineage(load_recipe(str(recipe), tmp_path), Path(os.environ["EAGLE3_STORAGE"]))
+    jobs: list[str] = []
+    while (run := next_run(lineage)) is not None:
+        jobs.append(run.job)
+        job = definitions.resolve_job_def(run.job)
+        assert job.execute_in_process(instance=instance, tags=run.tags).success
+        parts = list((lineage.folder / "hidden_state_shards").glob("*/*/part-*.safetensors"))
+        assert parts == []
+    assert jobs == ["tiny_samples", *["tiny_wave"] * 2, "tiny_release"]
+    facts = lineage.sample_audit().require().facts
+    assert facts["waves"] == [["p8-s000", "p8-s001"], ["p8-s002"]]
+    released = lineage.released()
+    assert released is not None
+    assert (Path(released.facts["path"]) / "model.safetensors").is_file()
+    made = instance.get_materialized_partitions(dg.AssetKey(["tiny", "hidden_state_shards"]))
+    assert sorted(made) == ["tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"]
+    for shard in lineage.recipe.shards:
+        assert lineage.hidden_state_shards(shard).manifest() is not None
