@@ -1,12 +1,14 @@
 """Asking the extraction server for the hidden states of one sample, and fetching the file it names.
 
 A request is one prefill: the sample's token ids as the prompt, one token to generate, greedily. The
-reply names a file in the staging folder, which appears when it is complete.
+reply names a file in the staging folder, which appears when it is complete, up to a step of the engine
+later. Only until the reply does a sample count as one at the server: then the next one is sent.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +28,8 @@ _ATTEMPTS = 5
 _READ_TIMEOUT_S = 600.0
 _FILE_TIMEOUT_S = 120.0  # from the reply to the complete file; the largest are a few hundred MB
 _LONGEST_WAIT_S = 60.0  # however long the server asks us to stay away
+# uvicorn closes a connection that idled for 5 s; reusing one at that moment fails.
+_KEEPALIVE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class _TransientError(Exception):
 
 
 class Capture:
-    """Captures samples, `in_flight` at the same time. Use as an async context manager."""
+    """Captures samples, `in_flight` at the server at the same time. Use as an async context manager."""
 
     def __init__(
         self,
@@ -64,20 +68,20 @@ class Capture:
         file_timeout_s: float = _FILE_TIMEOUT_S,
     ) -> None:
         """`check_alive` raises ServerDied when the server's process is gone; asked before each retry."""
+        self._url = httpx.URL(base_url).join("/v1/completions")
         self._model = model
         self._staging = staging
         self._check_alive = check_alive
         self._first_wait_s = first_wait_s
         self._file_timeout_s = file_timeout_s
-        # The semaphore, not the connection pool, is where samples wait: a time limit runs only once sent.
+        self._in_flight = in_flight
+        # The semaphore, not the connections, is where samples wait: a time limit runs only once sent.
         self._free = asyncio.Semaphore(in_flight)
-        self._client = httpx.AsyncClient(
-            base_url=base_url,
-            transport=transport,
-            timeout=httpx.Timeout(_READ_TIMEOUT_S, connect=10.0, write=60.0, pool=None),
-            limits=httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight),
-            trust_env=False,  # the server is on the loopback address; a proxy must not come between
-        )
+        self._only_one = asyncio.Lock()
+        self._transport = transport
+        # A pool for each connection: one pool of httpcore's looks through all of its own for each request.
+        self._connections: list[httpx.AsyncBaseTransport] = []
+        self._idle: list[httpx.AsyncBaseTransport] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,11 +89,13 @@ class Capture:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._client.aclose()
+        for connection in self._connections:
+            await connection.aclose()
 
-    async def fetch(self, token_ids: Sequence[int]) -> Captured:
+    async def fetch(self, token_ids: Sequence[int], *, alone: bool = False) -> Captured:
         """The hidden states of one sample; its file is gone from the staging folder afterwards.
 
+        `alone` waits until no other sample is at the server and sends none until this one is computed.
         Raises SampleRefusedError (400), ServerRefused (it is no extraction server of ours), ServerDied,
         ServerStalled (alive, but still failing after several attempts), NotEnoughRoom.
         """
@@ -99,17 +105,16 @@ class Capture:
             wait=self._wait,
             before_sleep=lambda _: self._check_alive(),
         )
-        async with self._free:
-            try:
-                return await retrying(self._attempt, token_ids)
-            except tenacity.RetryError as error:
-                self._check_alive()
-                cause = error.last_attempt.exception()
-                raise ServerStalled(
-                    f"the extraction server lives, but a sample of {len(token_ids)} tokens failed "
-                    f"{_ATTEMPTS} times, at last with: {cause}. See the server's log, then materialise "
-                    "hidden_state_shards again: finished parts are kept."
-                ) from cause
+        try:
+            return await retrying(self._attempt, token_ids, self._in_flight if alone else 1)
+        except tenacity.RetryError as error:
+            self._check_alive()
+            cause = error.last_attempt.exception()
+            raise ServerStalled(
+                f"the extraction server lives, but a sample of {len(token_ids)} tokens failed "
+                f"{_ATTEMPTS} times, at last with: {cause}. See the server's log, then materialise "
+                "hidden_state_shards again: finished parts are kept."
+            ) from cause
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         """Seconds to the next attempt: what the server asks for (Retry-After), else doubling with jitter."""
@@ -118,19 +123,58 @@ class Capture:
             return min(error.retry_after_s, _LONGEST_WAIT_S)
         return self._first_wait_s * float(2 ** (state.attempt_number - 1)) * random.uniform(0.5, 1.5)
 
-    async def _attempt(self, token_ids: Sequence[int]) -> Captured:
-        body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
-        try:
-            reply = await self._client.post("/v1/completions", json=body)
-        except httpx.TransportError as error:
-            raise _TransientError(f"{type(error).__name__}: {error}") from error
-        self._judge(reply)
-        path = self._named_file(reply)
+    async def _attempt(self, token_ids: Sequence[int], slots: int) -> Captured:
+        path = await self._compute(token_ids, slots)
         try:
             await wait_for_file(path, self._file_timeout_s)
         except (WriteFailed, TimeoutError) as error:
             raise _TransientError(str(error)) from error
         return await asyncio.to_thread(_load_and_delete, path)
+
+    async def _compute(self, token_ids: Sequence[int], slots: int) -> Path:
+        """Have the server compute a sample while `slots` of the places at it are held; the file to come."""
+        body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
+        # Two that each hold a half of the places would wait for each other.
+        turn = self._only_one if slots > 1 else nullcontext()
+        try:
+            async with turn, self._places(slots):
+                reply = await self._send(body)
+        except httpx.TransportError as error:
+            raise _TransientError(f"{type(error).__name__}: {error}") from error
+        self._judge(reply)
+        return self._named_file(reply)
+
+    @asynccontextmanager
+    async def _places(self, count: int) -> AsyncIterator[None]:
+        taken = 0
+        try:
+            while taken < count:
+                await self._free.acquire()
+                taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
+
+    async def _send(self, body: dict[str, Any]) -> httpx.Response:
+        connection = self._idle.pop() if self._idle else self._connection()
+        timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=10.0, write=60.0)
+        request = httpx.Request("POST", self._url, json=body, extensions={"timeout": timeout.as_dict()})
+        try:
+            response = await connection.handle_async_request(request)
+            async with aclosing(response):
+                await response.aread()
+            return response
+        finally:
+            self._idle.append(connection)
+
+    def _connection(self) -> httpx.AsyncBaseTransport:
+        """One more connection; it is opened by its first request, and again where it was closed."""
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEPALIVE_S)
+        # The server is on this machine: it speaks plain HTTP, and a proxy in the environment is not meant.
+        connection = self._transport or httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits)
+        self._connections.append(connection)
+        return connection
 
     def _judge(self, reply: httpx.Response) -> None:
         if reply.status_code == HTTPStatus.OK:
@@ -165,10 +209,14 @@ class Capture:
 
 def _load_and_delete(path: Path) -> Captured:
     try:
-        with safe_open(path, framework="pt") as file:
-            captured = Captured(file.get_tensor("token_ids"), file.get_tensor("hidden_states"))
+        return load(path)
     except (OSError, SafetensorError) as error:
         raise _TransientError(f"{path} cannot be read: {error}") from error
     finally:
         path.unlink(missing_ok=True)
-    return captured
+
+
+def load(path: Path) -> Captured:
+    """Read one file of captured states into memory; raises OSError and SafetensorError."""
+    with safe_open(path, framework="pt") as file:
+        return Captured(file.get_tensor("token_ids"), file.get_tensor("hidden_states"))

@@ -2,24 +2,24 @@
 
     synthetic_samples/<shard>  ->  extraction server  ->  hidden_state_shards/<shard>
 
-The server is opened once for all missing shards. Nothing heavy is imported until there is work.
+The server is opened once for all missing shards, and proven on a few samples. Nothing heavy is imported until
+there is work.
 """
 
 import logging
-import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eagle3_pipeline.background import Background
 from eagle3_pipeline.durable_files import full_disk_named, require_free_bytes
 from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
-from eagle3_pipeline.staging import staging_folder
+from eagle3_pipeline.shards.repair import damaged_parts, reopen
+from eagle3_pipeline.waves import due
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
@@ -37,36 +37,44 @@ def extract_shards(
 
     `server` leaves its files in `lineage.staging`; it is entered once, and only if states are missing.
     `on_shard` is called once for each shard, made before or now: first for those that are there,
-    then as the others become complete. Raises MissingInput without samples and their audit,
-    RecipeError for layers that the target does not have, QualityError when over 1 % of a shard is
-    quarantined, NotEnoughRoom when a disk is full, and what the server raises. Finished shards, and
-    finished parts of an unfinished one, stand.
+    then as the others become complete. A part of a made shard that is cut or gone is made again.
+
+    Raises MissingInput without samples and their audit, RecipeError for layers that the target does not have
+    and for shards that are not of the next wave, QualityError for states that are wrong, NotEnoughRoom when a
+    disk is full, and what the server raises. Finished shards, and finished parts of an unfinished one, stand.
     """
     target = lineage.target_model().require().facts
     check_layers(lineage.recipe.extraction.layers, int(target["num_layers"]))
     lineage.sample_audit().require()
+    asked_for = due(lineage, shards)
     made: dict[str, Manifest] = {}
-    for shard in shards:
-        manifest = lineage.hidden_state_shards(shard).manifest()
-        if manifest is not None:
-            # A kill just after the manifest leaves the journal, which must not vouch for parts later on.
-            (lineage.hidden_state_shards(shard).folder / JOURNAL_NAME).unlink(missing_ok=True)
-            made[shard] = manifest
-            on_shard(shard, manifest)
-    missing = [shard for shard in shards if shard not in made]
 
     def finished(manifest: Manifest) -> None:
-        shard = str(manifest.shard)
-        made[shard] = manifest
-        _logger.info(
-            f"hidden states of {shard} are made: {manifest.facts['samples']:,} samples, "
-            f"{manifest.facts['tokens']:,} tokens, {manifest.bytes / 2**20:,.0f} MiB"
-        )
-        on_shard(shard, manifest)
+        made[str(manifest.shard)] = manifest
+        on_shard(str(manifest.shard), manifest)
 
-    if missing:
+    for shard in shards:
+        if (manifest := _made(lineage, shard, mend=shard in asked_for)) is not None:
+            finished(manifest)
+    if missing := [shard for shard in shards if shard not in made]:
         _extract(lineage, missing, server, finished)
     return [made[shard] for shard in shards]
+
+
+def _made(lineage: Lineage, shard: str, *, mend: bool) -> Manifest | None:
+    """The manifest of a shard that is made; None for one that is not, or not whole any more."""
+    place = lineage.hidden_state_shards(shard)
+    if (manifest := place.manifest()) is None:
+        return None
+    # A kill just after the manifest leaves the journal, which must not vouch for parts later on.
+    (place.folder / JOURNAL_NAME).unlink(missing_ok=True)
+    damaged = damaged_parts(place) if mend else {}
+    if not damaged:
+        return manifest
+    for path, reason in damaged.items():
+        _logger.warning(f"{path}: {reason}; its samples are captured again")
+    reopen(place)
+    return None
 
 
 def longest_sample(lineage: Lineage) -> int:
@@ -79,75 +87,50 @@ def longest_sample(lineage: Lineage) -> int:
     return min(recipe.extraction.max_sample_tokens, int(longest) - 1)
 
 
+def layout_of(lineage: Lineage) -> ShardLayout:
+    """What all shards of the recipe have in common."""
+    target = lineage.target_model().require().facts
+    extraction = lineage.recipe.extraction
+    return ShardLayout(
+        extraction.layers,
+        int(target["hidden_size"]),
+        str(target["model_fingerprint"]),
+        precision=extraction.precision,
+        kept=extraction.kept,
+    )
+
+
 def _extract(
     lineage: Lineage,
     missing: list[str],
     server: "AbstractContextManager[RunningServer]",
     finished: Callable[[Manifest], None],
 ) -> None:
-    layout = _layout(lineage)
-    settings = lineage.recipe.extraction
-    window = 2 * settings.concurrency
-    staged = window * longest_sample(lineage) * layout.bytes_per_token
-    part = int(settings.part_gib * 2**30)
-    require_free_bytes(lineage.folder, staged + part, "the staging of hidden states and one part of a shard")
+    from eagle3_pipeline.extraction.run import ExtractionRun
+
+    layout = layout_of(lineage)
+    _require_room(lineage, missing, layout)
     way_out = (
         "Finished shards and parts stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
         "materialise hidden_state_shards again."
     )
     with (
         full_disk_named(lineage.folder, way_out),
-        staging_folder(lineage.staging) as staging,
-        server as running,
+        ProgressFile(lineage.progress, "hidden_state_shards") as file,
     ):
-        _stream(lineage, missing, layout, staging, running, finished)
+        ExtractionRun(lineage, missing, layout, longest_sample(lineage), file).make(server, finished)
 
 
-def _layout(lineage: Lineage) -> ShardLayout:
-    target = lineage.target_model().require().facts
-    return ShardLayout(
-        lineage.recipe.extraction.layers, int(target["hidden_size"]), str(target["model_fingerprint"])
-    )
-
-
-def _stream(
-    lineage: Lineage,
-    missing: list[str],
-    layout: ShardLayout,
-    staging: Path,
-    server: "RunningServer",
-    finished: Callable[[Manifest], None],
-) -> None:
-    from eagle3_pipeline.extraction.capture import Capture
-    from eagle3_pipeline.extraction.plan import plan_shard
-    from eagle3_pipeline.extraction.progress import Progress
-    from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
-    from eagle3_pipeline.extraction.stream import stream
-    from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, read_samples
-
+def _require_room(lineage: Lineage, missing: list[str], layout: ShardLayout) -> None:
+    """Raise NotEnoughRoom where there is none to begin with; sample_audit looked at the whole of it."""
     recipe = lineage.recipe
-    longest = longest_sample(lineage)
-    sources = {shard: lineage.synthetic_samples(shard) for shard in missing}
-
-    def works() -> Iterator[ShardExtraction]:
-        for shard, source in sources.items():
-            plan = plan_shard(
-                read_samples(source.folder / SAMPLES_NAME),
-                train_truncated=recipe.generation.train_truncated,
-                longest=longest,
-            )
-            place = lineage.hidden_state_shards(shard)
-            yield ShardExtraction(place, plan, layout, int(recipe.extraction.part_gib * 2**30))
-
-    async def run() -> None:
-        progress = Progress(sum(int(source.require().facts["samples"]) for source in sources.values()))
-        in_flight = recipe.extraction.concurrency
-        async with Capture(server.base_url, server.model, staging, in_flight, server.check_alive) as capture:
-            await stream(works(), capture, layout, 2 * in_flight, progress, news.put)
-
-    # Finished shards, and None at the end: they are announced in the caller's thread.
-    news: queue.SimpleQueue[Manifest | None] = queue.SimpleQueue()
-    with Background(run, on_end=lambda: news.put(None)) as background:
-        while (manifest := news.get()) is not None:
-            finished(manifest)
-        background.result()
+    made = [lineage.synthetic_samples(shard).require().facts for shard in missing]
+    tokens = sum(int(facts["prompt_tokens"]) + int(facts["completion_tokens"]) for facts in made)
+    least = (recipe.extraction.staging_gib, recipe.extraction.part_gib)
+    on_the_way = sum(min(int(gib * 2**30), tokens * layout.bytes_per_token) for gib in least)
+    require_free_bytes(
+        lineage.folder,
+        on_the_way + int(recipe.storage.keep_free_gib * 2**30),
+        "the staging of hidden states, one part of a shard and storage.keep_free_gib",
+        "Free some space, lower extraction.staging_gib, or point EAGLE3_STORAGE to a larger disk.",
+    )

@@ -14,6 +14,7 @@ of another row, another sample, another layer, or taken after the norm agree far
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -184,6 +185,23 @@ class Meaning:
             f"recorded one in {found:.1%}, expected {expected:.1%} within {bound:.1%}: they are not what "
             "the target had before its final norm when it wrote these samples"
         )
+
+    def counts(self) -> dict[str, float]:
+        """What was counted so far; `add` takes it up again in another process."""
+        self._count()
+        return {
+            "looked_at": self._looked_at,
+            "agreed": self._agreed,
+            "expected": self._expected,
+            "variance": self._variance,
+        }
+
+    def add(self, counts: Mapping[str, float]) -> None:
+        """Take what `counts` of an earlier process said."""
+        self._looked_at += int(counts["looked_at"])
+        self._agreed += int(counts["agreed"])
+        self._expected += counts["expected"]
+        self._variance += counts["variance"]
 
     def facts(self) -> dict[str, Any]:
         """States looked at, share in which the likeliest token is the recorded one, what was expected."""

@@ -24,11 +24,14 @@ class ShardPlan:
     skipped: dict[str, int] = field(default_factory=dict)
 
 
-def plan_shard(samples: Iterable[Sample], *, train_truncated: bool, longest: int) -> ShardPlan:
+def plan_shard(
+    samples: Iterable[Sample], *, train_truncated: bool, longest: int, without_last: bool = False
+) -> ShardPlan:
     """Take the samples that train, cut to `longest` tokens.
 
     States are causal, so those of the first tokens are the same with and without the rest. A sample
     whose whole completion is cut away has nothing to train on and is skipped as `completion_cut_off`.
+    `without_last` leaves out the last token, which a server that captures while it generates never reads.
     """
     planned: list[PlannedSample] = []
     skipped: Counter[str] = Counter()
@@ -36,9 +39,10 @@ def plan_shard(samples: Iterable[Sample], *, train_truncated: bool, longest: int
         if not sample.trains(train_truncated):
             skipped[sample.verdict] += 1
             continue
-        mask = sample.loss_mask[:longest]
+        tokens = min(longest, len(sample.token_ids) - without_last)
+        mask = sample.loss_mask[:tokens]
         if not any(mask):
             skipped["completion_cut_off"] += 1
             continue
-        planned.append(PlannedSample(sample.sample_id, sample.token_ids[:longest], mask))
+        planned.append(PlannedSample(sample.sample_id, sample.token_ids[:tokens], mask))
     return ShardPlan(planned, dict(skipped))

@@ -1,10 +1,11 @@
-"""One line every few seconds that says how far the extraction is and how fast it goes."""
+"""How far the extraction is and how fast: a line every few seconds, in the log and for `eagle3 status`."""
 
 import logging
 import time
 from collections.abc import Callable
 
 from eagle3_pipeline.duration import in_words
+from eagle3_pipeline.progress_file import ProgressFile
 
 _logger = logging.getLogger(__name__)
 
@@ -13,9 +14,15 @@ class Progress:
     """Counts samples as they are dealt with; `total` is the number of samples of all shards of this run."""
 
     def __init__(
-        self, total: int, *, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self,
+        total: int,
+        file: ProgressFile | None = None,
+        *,
+        every_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total
+        self._file = file
         self._every_s = every_s
         self._clock = clock
         self._started = self._said = clock()
@@ -42,9 +49,11 @@ class Progress:
 
     def _count(self) -> None:
         self._done += 1
-        if self._clock() - self._said >= self._every_s:
+        if self._clock() - self._said >= self._every_s or self._done + self._standing == self._total:
             self._said = self._clock()
             _logger.info(self.line())
+            if self._file is not None:
+                self._file.write({"line": self.line()})
 
     def line(self) -> str:
         """The progress line; the time left assumes that the remaining samples are like those so far."""

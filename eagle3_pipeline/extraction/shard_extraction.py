@@ -3,39 +3,62 @@
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.extraction.capture import Captured
+from eagle3_pipeline.extraction.inspection import Outcome
+from eagle3_pipeline.extraction.layer_table import LayerTable
+from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
+from eagle3_pipeline.extraction.space import SpaceWatch
 from eagle3_pipeline.manifest import Manifest, Place
-from eagle3_pipeline.shards.format import ShardLayout, bytes_of_states
+from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.writer import ShardWriter
 
-MAX_QUARANTINED_SHARE = 0.01
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one sample: its states, or why they must not be used."""
-
-    captured: Captured | None
-    reason: str = ""
 
 
 class ShardExtraction:
     """One shard that is being extracted. Opening it takes the shard's lock (Busy) and finds kept parts."""
 
-    def __init__(self, place: Place, plan: ShardPlan, layout: ShardLayout, part_bytes: int) -> None:
+    def __init__(
+        self,
+        place: Place,
+        plan: ShardPlan,
+        layout: ShardLayout,
+        part_bytes: int,
+        *,
+        meaning: Meaning,
+        table: LayerTable,
+        space: SpaceWatch,
+        max_quarantined_share: float,
+        on_finished: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_finished` is called when the manifest stands."""
         self.place = place
         self._plan = plan
-        self._quarantined: Counter[str] = Counter()
+        self._meaning = meaning
+        self._table = table
+        self._space = space
+        self._max_quarantined_share = max_quarantined_share
+        self._on_finished = on_finished
+        self._quarantined: dict[str, str] = {}
+        self.compared = 0
+        """Samples that were captured again alone."""
+        self._retried = 0
+        self._began_with = 0
         self._started = time.monotonic()
-        self._writer = ShardWriter(place.folder, layout, part_bytes, place.fingerprint)
+        self._writer = ShardWriter(place.folder, layout, part_bytes, place.fingerprint, note=self._note)
         self.kept = len(self._writer.done)
+        self._began_with = self._writer.tokens
+        for note in filter(None, self._writer.notes):  # parts of a shard that is mended have none
+            meaning.add(note["meaning"])
+            self._retried += note["retried"]
+            self.compared += note["compared"]
+        self._noted = self._counts()
         if self.kept:
             _logger.info(
                 f"extraction of {place.shard}: {self.kept:,} of {len(plan.samples):,} samples are kept "
@@ -53,50 +76,83 @@ class ShardExtraction:
         return self.kept + sum(self._plan.skipped.values())
 
     def take(self, sample: PlannedSample, outcome: Outcome) -> None:
-        """Hand a sample to the writer, or count it as quarantined.
+        """Hand a sample to the writer, or count it as quarantined; raises QualityError for too many of these.
 
-        Raises QualityError when more than 1 % of the shard's samples are quarantined; a single one
-        is always tolerated, or a small shard could never be made.
+        A single one is always tolerated, or a small shard could never be made. Raises NotEnoughRoom.
         """
-        if outcome.captured is not None:
-            self._writer.add(
-                sample.sample_id,
-                outcome.captured.states,
-                outcome.captured.token_ids,
-                torch.tensor(sample.loss_mask, dtype=torch.bool),
-            )
+        self._retried += outcome.was_retried
+        if outcome.captured is None:
+            self._quarantine(sample, outcome.reason)
             return
-        self._quarantined[outcome.reason] += 1
-        _logger.warning(
-            f"extraction of {self.place.shard}: {sample.sample_id} is quarantined: {outcome.reason}"
-        )
-        count, total = self._quarantined.total(), len(self._plan.samples)
-        if count > max(1.0, MAX_QUARANTINED_SHARE * total):
+        states, token_ids = outcome.captured.states, outcome.captured.token_ids
+        mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
+        self._space.wrote(self._writer.layout.state_bytes(len(mask), int(mask.sum())))
+        self._writer.add(sample.sample_id, states, token_ids, mask)
+        # After it: a part that the writer wrote just now does not hold this sample yet.
+        self._meaning.look(sample.sample_id, token_ids, mask, states[:, -1])
+        self._table.add(states)
+
+    def _quarantine(self, sample: PlannedSample, reason: str) -> None:
+        self._quarantined[sample.sample_id] = reason
+        _logger.warning(f"extraction of {self.place.shard}: {sample.sample_id} is quarantined: {reason}")
+        count, total = len(self._quarantined), len(self._plan.samples)
+        if count > max(1.0, self._max_quarantined_share * total):
             raise QualityError(
                 f"{count} of {total} samples of {self.place.shard} have unusable hidden states "
-                f"({dict(self._quarantined)}), at most {MAX_QUARANTINED_SHARE:.0%} are tolerated. Look at "
-                "the extraction server's flags and log (prefix caching, dtype, layers), then materialise "
-                "hidden_state_shards again: finished parts are kept."
+                f"({self._reasons()}), at most {self._max_quarantined_share:.1%} are tolerated "
+                "(extraction.max_quarantined_share). Look at the extraction server's flags and log (prefix "
+                "caching, dtype, layers), then materialise hidden_state_shards again: finished parts are "
+                "kept."
             )
 
+    def _reasons(self) -> dict[str, int]:
+        return dict(Counter(self._quarantined.values()))
+
+    def _counts(self) -> dict[str, Any]:
+        return {"meaning": self._meaning.counts(), "retried": self._retried, "compared": self.compared}
+
+    def _note(self) -> dict[str, Any]:
+        """What was counted since the last part, to stand beside the new one: a resumed shard adds them up."""
+        counts, before = self._counts(), self._noted
+        self._noted = counts
+        return {
+            "meaning": {name: value - before["meaning"][name] for name, value in counts["meaning"].items()},
+            "retried": counts["retried"] - before["retried"],
+            "compared": counts["compared"] - before["compared"],
+        }
+
     def finish(self) -> Manifest:
-        """Write the last part and the manifest."""
+        """Write the last part and the manifest.
+
+        Raises QualityError where the states do not mean what was recorded; then the parts are given up, since
+        another attempt must not take them for right.
+        """
         layout = self._writer.layout
         parts = self._writer.complete()
+        if (complaint := self._meaning.verdict()) is not None:
+            self._writer.give_up()
+            raise QualityError(f"the hidden states of {self.place.shard} are wrong: {complaint}")
+        seconds = time.monotonic() - self._started
         facts = {
             "samples": len(self._writer.done),
             "tokens": self._writer.tokens,
             "parts": len(parts),
-            "bytes_of_states": bytes_of_states(
-                self._writer.tokens, len(layout.layer_ids), layout.hidden_size
-            ),
             "layers": list(layout.layer_ids),
-            "quarantined": dict(self._quarantined),
+            "precision": layout.precision,
+            "kept": layout.kept,
+            "quarantined": self._reasons(),
+            "quarantined_samples": self._quarantined,
+            "retried": self._retried,
+            "compared_alone": self.compared,
+            "meaning": self._meaning.facts(),
+            "layer_table": self._table.facts(),
             "skipped": self._plan.skipped,
-            "seconds": round(time.monotonic() - self._started, 3),
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round((self._writer.tokens - self._began_with) / max(seconds, 1e-9), 1),
         }
         manifest = self.place.finish(parts, facts)
         self._writer.close(finished=True)
+        self._on_finished()
         return manifest
 
     def close(self) -> None:

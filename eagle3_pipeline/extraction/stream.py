@@ -1,67 +1,99 @@
 """Samples in flight over the borders of shards, taken in their order.
 
-    requests   s0.7  s0.8 | s1.0  s1.1  s1.2     at the server (at most `in_flight`)
+    requests   s0.7  s0.8 | s1.0  s1.1  s1.2     at the server (as many as it may have at once)
     taken      ... s0.6                          in order, so that the same samples give the same parts
-    between    captured, waiting for an earlier one: together with those in flight at most 2 x `in_flight`
+    between    captured, waiting for an earlier one or for their file
 
 The next shard's samples are sent while the last ones of this shard are still at the server, so
-that it never runs dry.
+that it never runs dry. Everything between a request and the writer is bounded in bytes: nothing more is
+asked for while that much is on its way, so neither the staging folder nor the memory can grow beyond it.
 """
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from eagle3_pipeline.extraction.capture import Capture, SampleRefusedError
-from eagle3_pipeline.extraction.checks import reason_against
+from eagle3_pipeline.extraction.inspection import Inspector, Outcome
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.extraction.progress import Progress
-from eagle3_pipeline.extraction.shard_extraction import Outcome, ShardExtraction
+from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
 from eagle3_pipeline.manifest import Manifest
-from eagle3_pipeline.shards.format import ShardLayout
 
-_logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_Queued = tuple[ShardExtraction, PlannedSample | None, asyncio.Task[Outcome] | None]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much may be on its way from the server to the writer; a single sample always may."""
+
+    bytes: int
+    samples: int
+    bytes_per_token: int
+
+    def leave_room(self, samples: int, size: int, more: int) -> bool:
+        """Whether one more sample of `more` bytes may be asked for."""
+        return not samples or (samples < self.samples and size + more <= self.bytes)
+
+
+@dataclass(frozen=True)
+class _Queued:
+    work: ShardExtraction
+    sample: PlannedSample | None = None
+    """None where the shard ends."""
+    task: asyncio.Task[Outcome] | None = None
+    size: int = 0
 
 
 async def stream(
     works: Iterable[ShardExtraction],
-    capture: Capture,
-    layout: ShardLayout,
-    window: int,
+    inspector: Inspector,
+    bounds: Bounds,
     progress: Progress,
     on_finished: Callable[[Manifest], None],
 ) -> None:
     """Extract all missing samples of `works`, which are opened one by one as they are reached.
 
-    At most `window` samples are between their request and the writer. `on_finished` is called on
-    this thread with each shard's manifest, in order. Raises what Capture.fetch and ShardExtraction raise;
-    then nothing is left running, and finished shards and parts stand.
+    `on_finished` is called on this thread with each shard's manifest, in order. Raises what Inspector.outcome
+    and ShardExtraction raise; then nothing is left running, and finished shards and parts stand.
     """
     opened: list[ShardExtraction] = []
     jobs = _jobs(works, opened, progress)
     queue: deque[_Queued] = deque()
+    comparisons: list[asyncio.Task[None]] = []
+    next_job = next(jobs, None)
     try:
-        while True:
-            while len(queue) < window and (job := next(jobs, None)) is not None:
-                work, sample = job
-                task = asyncio.create_task(_outcome(capture, sample, layout)) if sample else None
-                queue.append((work, sample, task))
-            if not queue:
-                return
-            work, sample, task = queue.popleft()
-            if sample is None or task is None:
-                on_finished(await _in_thread(work.finish))
-                opened.remove(work)
-                continue
-            await _take(work, sample, await task, progress)
+        while next_job is not None or queue:
+            on_its_way = sum(one.size for one in queue)
+            while next_job is not None:
+                work, sample = next_job
+                size = len(sample.token_ids) * bounds.bytes_per_token if sample else 0
+                if not bounds.leave_room(len(queue), on_its_way, size):
+                    break
+                task = asyncio.create_task(inspector.outcome(sample)) if sample else None
+                queue.append(_Queued(work, sample, task, size))
+                on_its_way += size
+                next_job = next(jobs, None)
+            first = queue.popleft()
+            if first.sample is None or first.task is None:
+                await asyncio.gather(*comparisons)
+                comparisons.clear()
+                on_finished(await _in_thread(first.work.finish))
+                opened.remove(first.work)
+            else:
+                outcome = await first.task
+                await _take(first.work, first.sample, outcome, progress)
+                if outcome.captured is not None and inspector.compares(first.sample):
+                    first.work.compared += 1
+                    comparison = inspector.compare(first.sample, outcome.captured)
+                    # Beside the others, which go on meanwhile; a shard waits for its own at its end.
+                    comparisons.append(asyncio.create_task(comparison))
     finally:
-        running = [task for _, _, task in queue if task is not None]
+        waiting = (one.task for one in queue if one.task is not None)
+        running: list[asyncio.Task[Any]] = [*comparisons, *waiting]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -79,23 +111,6 @@ def _jobs(
         for sample in work.missing:
             yield work, sample
         yield work, None
-
-
-async def _outcome(capture: Capture, sample: PlannedSample, layout: ShardLayout) -> Outcome:
-    try:
-        captured = await capture.fetch(sample.token_ids)
-    except SampleRefusedError as error:
-        _logger.warning(f"the extraction server refuses {sample.sample_id}: {error}")
-        return Outcome(None, "refused_by_server")
-    reason = await asyncio.to_thread(
-        reason_against,
-        sample.token_ids,
-        captured.token_ids,
-        captured.states,
-        len(layout.layer_ids),
-        layout.hidden_size,
-    )
-    return Outcome(None, reason) if reason else Outcome(captured)
 
 
 async def _take(work: ShardExtraction, sample: PlannedSample, outcome: Outcome, progress: Progress) -> None:

@@ -129,14 +129,19 @@ class Servers(Strict):
 
     @model_validator(mode="after")
     def _extraction_captures_every_state(self) -> Self:
+        self.check_capture("extraction")
+        return self
+
+    def check_capture(self, phase: str) -> None:
+        """Raise ValueError where the server of a phase would miss hidden states."""
+        settings = self.phase(phase)
         try:
-            check_extraction_arguments(self.extraction.extra_args)
+            check_extraction_arguments(settings.extra_args)
         except ValueError as error:
-            raise ValueError(f"server.extraction.extra_args: {error}") from error
-        if self.extraction.pipeline_parallel > 1:
+            raise ValueError(f"server.{phase}.extra_args: {error}") from error
+        if settings.pipeline_parallel > 1:
             # vllm/config/speculative.py verifies the model that keeps the states, which knows no stages.
             raise ValueError(
-                f"server.extraction.pipeline_parallel is {self.extraction.pipeline_parallel}, but vLLM "
+                f"server.{phase}.pipeline_parallel is {settings.pipeline_parallel}, but vLLM "
                 "captures hidden states with one stage only: set it to 1 there, and raise tensor_parallel"
             )
-        return self

@@ -295,6 +295,34 @@ class Recipe(Strict):
             getattr(self.server, phase).check_partition(phase, getattr(self.partitions, phase))
         return self
 
+    @model_validator(mode="after")
+    def _captures_rightly_while_generating(self) -> Self:
+        extraction, generation = self.extraction, self.server.generation
+        if not extraction.while_generating:
+            return self
+        way_out = "or set extraction.while_generating to false"
+        if self.generation.temperature != 0:
+            raise ValueError(
+                f"extraction.while_generating with generation.temperature {self.generation.temperature:g}: "
+                "when sampling, a server that captures hidden states answers garbage, with HTTP 200. Set the "
+                f"temperature to 0, {way_out}"
+            )
+        if (extraction.waves, extraction.passes) != (1, 1):
+            raise ValueError(
+                "extraction.while_generating leaves the states of all samples on the disk at once, but "
+                f"extraction.waves is {extraction.waves} and extraction.passes {extraction.passes}: set both "
+                f"to 1, {way_out}"
+            )
+        for name in ("dtype", "quantization"):
+            if getattr(generation, name) != getattr(self.server.extraction, name):
+                raise ValueError(
+                    f"extraction.while_generating with another {name} in server.generation than in "
+                    "server.extraction, which makes the states that generation could not: set both to the "
+                    f"same, {way_out}"
+                )
+        self.server.check_capture("generation")
+        return self
+
     def settings(self, *sections: str) -> dict[str, Any]:
         """The named sections as JSON values, for fingerprints and provenance."""
         return self.model_dump(mode="json", include=set(sections))

@@ -14,6 +14,7 @@ their samples are made again.
 import itertools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -62,21 +63,33 @@ class ShardWriter:
     Holds at most one part (`part_bytes`) in memory. A sample larger than that makes a part of its own.
     """
 
-    def __init__(self, folder: Path, layout: ShardLayout, part_bytes: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: ShardLayout,
+        part_bytes: int,
+        fingerprint: str,
+        *,
+        note: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
         """Open the shard at `folder`, or what a kill left of it; raises Busy, and DamagedFile for a journal.
 
         `fingerprint` is that of the thing that is written: parts of another one are not continued. A part
         that is cut, missing or of another layout is dropped with a warning; `done` lacks its samples.
+        `note` is asked at each part for what the journal is to keep beside it: `notes` has those of parts
+        that were there.
         """
         self.folder = folder
         self.layout = layout
         self._part_bytes = part_bytes
+        self._note = note
         self._journal = Journal(folder / JOURNAL_NAME, fingerprint)
         self._pending: list[_Pending] = []
         self._pending_bytes = bytes_of_empty_part(layout)
         self.done: set[str] = set()
         self.tokens = 0
         self.parts: list[Path] = []
+        self.notes: list[dict[str, Any]] = []
         try:
             self._recover()
         except BaseException:
@@ -89,13 +102,14 @@ class ShardWriter:
                 f"{self.folder} was completed by another process just now. Start again: it is left as it is."
             )
         # A part that was dropped leaves its name to a later one: the last line about a name counts.
-        for name, size in {record["part"]: record["bytes"] for record in self._journal.records}.items():
+        for name, record in {record["part"]: record for record in self._journal.records}.items():
             path = self.folder / name
-            if (flaw := flaw_of(path, size, self.layout)) is not None:
+            if (flaw := flaw_of(path, record["bytes"], self.layout)) is not None:
                 _logger.warning(f"{path} {flaw}: the samples in it are made again")
                 continue
             header = read_header(path)
             self._list(path, header.sample_ids, header.tokens)
+            self.notes.append(record.get("note", {}))
         for path in self.folder.iterdir():
             if path not in self.parts and path.name.lstrip(".").startswith("part-"):
                 path.unlink()
@@ -134,6 +148,13 @@ class ShardWriter:
         if self._pending:
             self._write_part()
         return list(self.parts)
+
+    def give_up(self) -> None:
+        """Delete all parts, which are not to be trusted, so that the next writer begins anew."""
+        for path in self.parts:
+            path.unlink(missing_ok=True)
+        fsync_folder(self.folder)
+        self._journal.path.unlink()
 
     def close(self, *, finished: bool = False) -> None:
         """Free the lock. With `finished` (the manifest stands) the journal has done its work and goes."""
@@ -175,6 +196,7 @@ class ShardWriter:
             "bytes": size,
             "samples": len(sample_ids),
             "tokens": tokens,
+            "note": self._note(),
         }
         self._journal.append([record])
         self._list(path, sample_ids, tokens)

@@ -24,6 +24,8 @@ from tests.recipes import finish_prompts
 
 LAYERS = (1, 2, NUM_LAYERS)
 IN_FLIGHT = 4
+PROOF = 16
+"""Requests of a proof, which come before all others: eight samples together and each alone."""
 PER_SHARD = 10
 FACTS = {
     "model_fingerprint": "m" * 64,
@@ -40,6 +42,7 @@ def make_lineage(
     *,
     facts: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
+    storage: dict[str, Any] | None = None,
     **extraction: Any,
 ) -> Lineage:
     """A recipe with one shard for each list of `samples` (default: two of PER_SHARD), which are made."""
@@ -55,6 +58,7 @@ def make_lineage(
         "extraction": settings | extraction,
         "evaluation": {"sets": [{"name": "own", **source}]},
         "server": {"extraction": {"max_model_len": 64} | (server or {})},
+        "storage": storage or {},
     }
     lineage = Lineage(Recipe.model_validate(values), folder / "storage")
     place = lineage.target_model()
@@ -70,7 +74,11 @@ def make_samples(lineage: Lineage, shard: str, samples: list[Sample]) -> None:
     place = lineage.synthetic_samples(shard)
     place.folder.mkdir(parents=True)
     write_samples(place.folder / SAMPLES_NAME, samples)
-    place.finish([place.folder / SAMPLES_NAME], {"samples": len(samples)})
+    tokens = {
+        "prompt_tokens": sum(len(sample.prompt_token_ids) for sample in samples),
+        "completion_tokens": sum(len(sample.completion_token_ids) for sample in samples),
+    }
+    place.finish([place.folder / SAMPLES_NAME], {"samples": len(samples), **tokens})
 
 
 def audit(lineage: Lineage) -> Lineage:
@@ -102,16 +110,19 @@ def invent(shard: int, index: int, **changes: Any) -> Sample:
 
 @dataclass
 class StandIn:
-    """The extraction server of a test. `on_request(number, ids)` may return a status instead of states."""
+    """The extraction server of a test.
+
+    `on_request(number, ids)` may return a status instead of states, or the faults of these states.
+    """
 
     staging: Path = Path()
     faults: Faults = field(default_factory=Faults)
-    on_request: Callable[[int, list[int]], int | None] = lambda number, ids: None
+    on_request: Callable[[int, list[int]], int | Faults | None] = lambda number, ids: None
     requests: list[list[int]] = field(default_factory=list)
     opened: int = 0
     dead: bool = False
     most_in_flight: int = 0
-    most_staged: int = 0
+    most_staged_after_proof: int = 0
     _in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -126,14 +137,16 @@ class StandIn:
             self._in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:
-            status = self.on_request(number, ids)
+            answer = self.on_request(number, ids)
             if self.dead:
                 raise ConnectionError
-            if status is not None:
-                return status, {"error": {"message": "as the test wants it"}}
+            if isinstance(answer, int):
+                return answer, {"error": {"message": "as the test wants it"}}
             path = self.staging / f"cmpl-{number}-0.safetensors"
-            write_states(path, ids, LAYERS, HIDDEN, TARGET, self.faults)
-            self.most_staged = max(self.most_staged, len(list(self.staging.glob("*.safetensors"))))
+            write_states(path, ids, LAYERS, HIDDEN, TARGET, answer or self.faults)
+            if number >= PROOF:
+                staged = len(list(self.staging.glob("*.safetensors")))
+                self.most_staged_after_proof = max(self.most_staged_after_proof, staged)
             return 200, {"kv_transfer_params": {"hidden_states_path": str(path)}}
         finally:
             with self._lock:

@@ -1,11 +1,14 @@
 """Reading back what was captured while a sample was generated."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 
-from eagle3_pipeline.extraction.captured import captured, discard, discard_all
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.extraction.capture import Captured
+from eagle3_pipeline.extraction.captured import captured, discard_all, from_files, shards_of_files
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples import Sample
@@ -86,8 +89,34 @@ def test_files_go_one_by_one_and_at_last_all_of_a_shard(lineage: Lineage) -> Non
     leave(lineage, IDS)
     stays = file_of(lineage, invent(0, 1))
     stays.write_bytes(b"")
-    discard(lineage, shard(lineage), [SAMPLE.sample_id, "never-there"])
-    assert list(stays.parent.iterdir()) == [stays]
+    assert len(list(stays.parent.iterdir())) == 2
     for _ in range(2):
         discard_all(lineage, shard(lineage))
         assert not stays.parent.exists()
+
+
+def test_states_come_from_files_where_there_are_any_and_else_from_the_server(lineage: Lineage) -> None:
+    leave(lineage, IDS)
+    asked: list[bool] = []
+
+    async def server(sample: PlannedSample, *, alone: bool = False) -> Captured:
+        asked.append(alone)
+        return Captured(torch.tensor(sample.token_ids), torch.zeros(1))
+
+    ours = planned(IDS)
+    files = shards_of_files(lineage, {shard(lineage): [ours, PlannedSample("other-t0", IDS, [1])]})
+    assert files == {SAMPLE.sample_id: shard(lineage)}
+    fetch = from_files(lineage, files, server)
+    assert asyncio.run(fetch(ours)).states.shape == (len(IDS), len(LAYERS), HIDDEN)
+    assert asked == []
+    asyncio.run(fetch(ours, alone=True))
+    asyncio.run(fetch(PlannedSample("other-t0", IDS, [1])))
+    assert asked == [True, False]
+
+
+def test_without_a_server_a_file_that_is_not_right_goes_and_the_next_call_has_one(lineage: Lineage) -> None:
+    leave(lineage, IDS, Faults(nan_share=1))
+    fetch = from_files(lineage, {SAMPLE.sample_id: shard(lineage)}, None)
+    with pytest.raises(DamagedFile, match="the extraction server then makes the states of this sample"):
+        asyncio.run(fetch(planned(IDS)))
+    assert not file_of(lineage).exists()

@@ -20,6 +20,7 @@ from tests.extraction.build import (
     IN_FLIGHT,
     LAYERS,
     PER_SHARD,
+    PROOF,
     StandIn,
     audit,
     invent,
@@ -77,7 +78,8 @@ def test_all_missing_shards_are_made_through_one_server_in_order(server: StandIn
         tokens = sum(len(sample.token_ids) for sample in samples)
         facts = manifest.facts
         assert (facts["samples"], facts["tokens"]) == (PER_SHARD, tokens)
-        assert facts["bytes_of_states"] == tokens * len(LAYERS) * HIDDEN * 2
+        assert (facts["precision"], facts["layers"]) == ("bf16", list(LAYERS))
+        assert facts["meaning"]["agreed_share"] == 1.0
         assert facts["parts"] == len(manifest.files) > 1
         assert (facts["quarantined"], facts["skipped"]) == ({}, {})
         assert lineage.hidden_state_shards(shard).verify() == manifest
@@ -104,12 +106,12 @@ def test_only_missing_shards_are_asked_for(server: StandIn, lineage: Lineage) ->
     assert {ids[1] for ids in server.requests} == set(range(PER_SHARD))
 
 
-def test_requests_run_over_the_border_of_shards_and_both_bounds_hold(
-    server: StandIn, lineage: Lineage
-) -> None:
+def test_requests_run_over_the_border_of_shards(server: StandIn, lineage: Lineage) -> None:
     first_is_held, next_shard_is_reached = threading.Event(), threading.Event()
 
     def hold_the_last_of_the_first_shard(number: int, ids: list[int]) -> None:
+        if number < PROOF:
+            return
         if ids[1] == PER_SHARD - 1:
             first_is_held.set()
             assert next_shard_is_reached.wait(10), "the next shard waits for the end of this one"
@@ -120,7 +122,22 @@ def test_requests_run_over_the_border_of_shards_and_both_bounds_hold(
     server.on_request = hold_the_last_of_the_first_shard
     _extract(server, lineage)
     assert server.most_in_flight <= IN_FLIGHT
-    assert server.most_staged <= 2 * IN_FLIGHT
+
+
+def test_no_more_is_on_its_way_than_the_bytes_of_the_staging(server: StandIn, tmp_path: Path) -> None:
+    longest = max(len(sample.token_ids) for sample in _all(0))
+    size = longest * (len(LAYERS) * HIDDEN * 2 + 9)
+    lineage = audit(make_lineage(tmp_path, staging_gib=2.5 * size / 2**30))
+    late = threading.Event()
+
+    def hold_the_first(number: int, ids: list[int]) -> None:
+        if number == PROOF:
+            late.wait(0.3)  # all that may be asked for meanwhile is asked for
+
+    server.on_request = hold_the_first
+    _extract(server, lineage)
+    assert server.most_staged_after_proof <= 4  # of the shortest, four are as large as two and a half
+    _holds_the_states_of(lineage, S1, _all(1))
 
 
 def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_path: Path) -> None:
@@ -144,7 +161,7 @@ def test_a_shard_with_nothing_to_train_on_is_made_and_empty(server: StandIn, tmp
 
 def test_after_a_dead_server_only_missing_samples_are_asked_for(server: StandIn, lineage: Lineage) -> None:
     def die_late(number: int, ids: list[int]) -> None:
-        if ids[1] == 7:
+        if number >= PROOF and ids[1] == 7:
             time.sleep(0.2)  # the samples before this one reach their parts
             server.dead = True
 
@@ -154,7 +171,7 @@ def test_after_a_dead_server_only_missing_samples_are_asked_for(server: StandIn,
     assert lineage.hidden_state_shards(S0).manifest() is None
     server.on_request, server.dead = (lambda number, ids: None), False
     _extract(server, lineage)
-    again = {ids[1] for ids in server.requests if ids[1] < 100}
+    again = {ids[1] for ids in server.requests[PROOF:] if ids[1] < 100}
     assert 7 in again
     assert len(again) < PER_SHARD
     _holds_the_states_of(lineage, S0, _all(0))
@@ -172,10 +189,10 @@ def test_after_a_dead_server_only_missing_samples_are_asked_for(server: StandIn,
 def test_more_than_one_in_a_hundred_unusable_states_fail_the_step(
     server: StandIn, lineage: Lineage, faults: Faults, reason: str
 ) -> None:
-    server.faults = faults
+    server.on_request = lambda number, ids: faults if number >= PROOF else None
     with pytest.raises(QualityError, match=f"2 of 10 samples.*{reason}"):
         _extract(server, lineage)
-    server.faults = Faults()
+    server.on_request = lambda number, ids: None
     _extract(server, lineage)
     _holds_the_states_of(lineage, S0, _all(0))
 
@@ -188,7 +205,7 @@ def test_one_unusable_sample_is_left_out_and_counted(
     assert manifest.facts["quarantined"] == {"refused_by_server": 1}
     _holds_the_states_of(lineage, S0, [sample for sample in _all(0) if sample.sample_id != "3-t0"])
     assert "3-t0 is quarantined: refused_by_server" in caplog.text
-    assert sum(ids[1] == 3 for ids in server.requests) == 1
+    assert sum(ids[1] == 3 for ids in server.requests[PROOF:]) == 1
 
 
 def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
@@ -196,10 +213,10 @@ def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
 ) -> None:
     encode = writer_module.encode_header
 
-    def full(layout: Any, sample_ids: tuple[str, ...], tokens: int) -> bytes:
+    def full(layout: Any, sample_ids: tuple[str, ...], tokens: int, trained: int) -> bytes:
         if "103-t0" in sample_ids:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return encode(layout, sample_ids, tokens)
+        return encode(layout, sample_ids, tokens, trained)
 
     told: list[str] = []
     with monkeypatch.context() as patched:
@@ -212,15 +229,72 @@ def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
     assert lineage.hidden_state_shards(S1).manifest() is None
     assert not list(server.staging.glob("*safetensors*"))
     _extract(server, lineage)
-    assert not {100, 101, 102} & {ids[1] for ids in server.requests}
+    assert not {100, 101, 102} & {ids[1] for ids in server.requests[PROOF:]}
     _holds_the_states_of(lineage, S1, _all(1))
 
 
 def test_too_little_room_is_said_before_the_server_is_opened(server: StandIn, tmp_path: Path) -> None:
-    lineage = audit(make_lineage(tmp_path, part_gib=1e9))
+    lineage = audit(make_lineage(tmp_path, storage={"keep_free_gib": 1e9}))
     with pytest.raises(NotEnoughRoom, match="staging of hidden states"):
         _extract(server, lineage, S0)
     assert server.opened == 0
+
+
+def test_a_sample_that_fails_once_is_captured_again_and_counted(server: StandIn, lineage: Lineage) -> None:
+    struck: list[int] = []
+
+    def break_the_first_time(number: int, ids: list[int]) -> Faults | None:
+        if number < PROOF or ids[1] not in (4, 6) or ids[1] in struck:
+            return None
+        struck.append(ids[1])
+        return Faults(nan_share=1.0)
+
+    server.on_request = break_the_first_time
+    (_, manifest), _ = _extract(server, lineage)
+    assert (manifest.facts["retried"], manifest.facts["quarantined"]) == (2, {})
+    _holds_the_states_of(lineage, S0, _all(0))
+
+
+def test_states_of_other_samples_fail_the_shard_and_are_not_kept(server: StandIn, lineage: Lineage) -> None:
+    server.on_request = lambda number, ids: Faults(shifted_share=1.0) if number >= PROOF else None
+    with pytest.raises(QualityError, match="hidden states of p10-s000 are wrong: after"):
+        _extract(server, lineage)
+    assert not list(lineage.hidden_state_shards(S0).folder.glob("part-*"))
+    server.on_request = lambda number, ids: None
+    _extract(server, lineage)
+    assert len({tuple(ids) for ids in server.requests[PROOF:]}) == 2 * PER_SHARD
+    _holds_the_states_of(lineage, S0, _all(0))
+
+
+def test_what_a_killed_run_found_in_its_parts_counts_in_the_verdict(
+    server: StandIn, lineage: Lineage
+) -> None:
+    def mix_up_and_die(number: int, ids: list[int]) -> Faults | None:
+        if number < PROOF:
+            return None
+        if ids[1] == 8:
+            time.sleep(0.2)  # the samples before this one reach their parts
+            server.dead = True
+        return Faults(shifted_share=1.0)
+
+    server.on_request = mix_up_and_die
+    with pytest.raises(ServerDied):
+        _extract(server, lineage)
+    assert list(lineage.hidden_state_shards(S0).folder.glob("part-*"))
+    server.on_request, server.dead = (lambda number, ids: None), False
+    with pytest.raises(QualityError, match="hidden states of p10-s000 are wrong: after"):
+        _extract(server, lineage)
+
+
+def test_only_the_samples_of_a_damaged_part_are_made_again(server: StandIn, lineage: Lineage) -> None:
+    (_, before), _ = _extract(server, lineage)
+    folder = lineage.hidden_state_shards(S0).folder
+    parts = sorted(folder.glob("part-*"))
+    parts[1].write_bytes(parts[1].read_bytes()[:-1])
+    (_, after), _ = sorted(_extract(server, lineage), key=lambda told: told[0])
+    assert 0 < len(server.requests[PROOF:]) < PER_SHARD
+    assert (after.facts["samples"], after.facts["tokens"]) == (PER_SHARD, before.facts["tokens"])
+    _holds_the_states_of(lineage, S0, _all(0))
 
 
 def test_unaudited_samples_are_not_extracted(server: StandIn, tmp_path: Path) -> None:

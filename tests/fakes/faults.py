@@ -49,6 +49,7 @@ class Faults:
     torn_share: float = 0.0
     nan_share: float = 0.0
     short_share: float = 0.0
+    shifted_share: float = 0.0
     wrong_ids_share: float = 0.0
     late_states_seconds: float = 0.0
     no_states_share: float = 0.0

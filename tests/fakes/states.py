@@ -63,6 +63,8 @@ def write_states(
     states = expected_states(token_ids, layers, hidden, head)
     if strikes(faults.nan_share, "nan", token_ids):
         states[len(token_ids) // 2, 0, 0] = np.nan
+    if strikes(faults.shifted_share, "shifted", token_ids):
+        states = np.roll(states, 1, axis=0)
     if strikes(faults.short_share, "short", token_ids):
         states = states[:-1]
     written = list(token_ids)

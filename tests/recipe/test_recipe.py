@@ -185,6 +185,36 @@ def _model(folder: Path, **config: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "generation.temperature",
+            0.7,
+            "when sampling, a server that captures hidden states answers garbage",
+        ),
+        ("extraction.waves", 2, "extraction.waves is 2 and extraction.passes 1: set both to 1"),
+        ("extraction.waves", "auto", "extraction.waves is auto and"),
+        ("extraction.passes", 2, "extraction.passes 2: set both to 1"),
+        ("server.extraction.quantization", "fp8", "with another quantization in server.generation"),
+        ("server.generation.dtype", "float16", "with another dtype in server.generation"),
+        ("server.generation.extra_args", ["--enable-prefix-caching"], "is forbidden in extraction"),
+        ("server.generation.pipeline_parallel", 2, "server.generation.pipeline_parallel is 2, but vLLM"),
+    ],
+)
+def test_what_makes_states_wrong_or_missing_is_refused_only_where_generation_captures_them(
+    tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    recipe = _with(key, value)
+    recipe["generation"] = {"temperature": 0, **recipe.get("generation", {})}
+    _write(tmp_path, recipe)
+    load_recipe("tiny", tmp_path)
+    recipe["extraction"] = {**recipe["extraction"], "while_generating": True}
+    (problem,) = _refusal(tmp_path, recipe)
+    assert problem.startswith("recipe: ")
+    assert message in problem
+
+
 def test_a_target_on_this_disk_is_held_against_the_servers_when_the_recipe_is_read(tmp_path: Path) -> None:
     _model(tmp_path / "model", num_attention_heads=6, num_experts=6, max_position_embeddings=2048)
     server = {

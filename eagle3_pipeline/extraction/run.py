@@ -1,0 +1,190 @@
+"""One run of the extraction over the shards that are missing: server, proof, stream."""
+
+import asyncio
+import json
+import logging
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagle3_pipeline.background import Background
+from eagle3_pipeline.durable_files import write_json
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.extraction.capture import Capture
+from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_of_files
+from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
+from eagle3_pipeline.extraction.layer_table import LayerTable
+from eagle3_pipeline.extraction.meaning import Head, Meaning, states_per_sample
+from eagle3_pipeline.extraction.plan import ShardPlan, plan_shard
+from eagle3_pipeline.extraction.progress import Progress
+from eagle3_pipeline.extraction.proof import chosen, prove
+from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
+from eagle3_pipeline.extraction.space import SpaceWatch
+from eagle3_pipeline.extraction.stream import Bounds, stream
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.progress_file import ProgressFile
+from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
+from eagle3_pipeline.shards.format import ShardLayout
+from eagle3_pipeline.staging import staging_folder
+
+if TYPE_CHECKING:
+    from eagle3_pipeline.serving.server import RunningServer
+
+_logger = logging.getLogger(__name__)
+
+# Samples on their way for each at the server: one is computed, others wait for their file, for an earlier
+# one, or for their turn at the checks.
+_SAMPLES_PER_SLOT = 8
+_SAMPLES_OF_TABLE = 32
+
+
+class ExtractionRun:
+    """What the shards of one call share."""
+
+    def __init__(
+        self, lineage: Lineage, missing: list[str], layout: ShardLayout, longest: int, file: ProgressFile
+    ) -> None:
+        self._lineage = lineage
+        self._settings = lineage.recipe.extraction
+        self._missing = missing
+        self._layout = layout
+        self._longest = longest
+        self._file = file
+        self._head = Head.read(lineage.model_path())
+        self._table_path = _table_path(lineage)
+        self._table = _read_table(self._table_path) or LayerTable(layout.layer_ids)
+        self._space = SpaceWatch(lineage.folder, int(lineage.recipe.storage.keep_free_gib * 2**30))
+
+    def make(
+        self,
+        server: "AbstractContextManager[RunningServer]",
+        finished: Callable[[Manifest], None],
+    ) -> None:
+        """Make the missing shards; each is told in the caller's thread when its manifest stands."""
+        files, needs_server = self._files()
+        with ExitStack() as stack:
+            connection = None
+            if needs_server:
+                staging = stack.enter_context(staging_folder(self._lineage.staging))
+                connection = stack.enter_context(server), staging
+            # Finished shards, and None at the end.
+            news: queue.SimpleQueue[Manifest | None] = queue.SimpleQueue()
+            background = Background(
+                lambda: self._work(files, connection, news.put), on_end=lambda: news.put(None)
+            )
+            stack.enter_context(background)
+            while (manifest := news.get()) is not None:
+                self._keep_table()
+                _logger.info(
+                    f"hidden states of {manifest.shard} are made: {manifest.facts['samples']:,} samples, "
+                    f"{manifest.facts['tokens']:,} tokens, {manifest.bytes / 2**20:,.0f} MiB"
+                )
+                finished(manifest)
+            background.result()
+
+    def _files(self) -> tuple[dict[str, str], bool]:
+        """The shard of each sample whose states came with its reply, and whether there are others."""
+        if not self._settings.while_generating:
+            return {}, True
+        planned = {shard: self._plan(shard).samples for shard in self._missing}
+        files = shards_of_files(self._lineage, planned)
+        return files, len(files) < sum(map(len, planned.values()))
+
+    def _keep_table(self) -> None:
+        """Keep what this target's layers look like, once: later servers are compared with it."""
+        if self._table.samples >= _SAMPLES_OF_TABLE and not self._table_path.exists():
+            self._table_path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._table_path, self._table.to_json())
+
+    async def _work(
+        self,
+        files: dict[str, str],
+        connection: "tuple[RunningServer, Path] | None",
+        on_finished: Callable[[Manifest], None],
+    ) -> None:
+        slots = self._settings.concurrency
+        bounds = Bounds(
+            int(self._settings.staging_gib * 2**30), _SAMPLES_PER_SLOT * slots, self._layout.bytes_per_token
+        )
+        total = sum(
+            int(self._lineage.synthetic_samples(shard).require().facts["samples"]) for shard in self._missing
+        )
+        async with AsyncExitStack() as stack:
+            fetch: Fetch | None = None
+            if connection is not None:
+                server, staging = connection
+                capture = Capture(server.base_url, server.model, staging, slots, server.check_alive)
+                fetch = from_server(await stack.enter_async_context(capture))
+                await self._prove(fetch)
+            inspector = Inspector(
+                from_files(self._lineage, files, fetch) if files or fetch is None else fetch,
+                self._layout,
+                self._table,
+                compare=fetch is not None,
+            )
+            await stream(self._works(), inspector, bounds, Progress(total, self._file), on_finished)
+
+    async def _prove(self, fetch: Fetch) -> None:
+        samples = chosen((await asyncio.to_thread(self._plan, self._missing[0])).samples)
+        if samples:
+            await prove(samples, fetch, self._layout, self._meaning(len(samples)), self._table)
+
+    def _works(self) -> Iterator[ShardExtraction]:
+        for shard in self._missing:
+            plan = self._plan(shard)
+            yield ShardExtraction(
+                self._lineage.hidden_state_shards(shard),
+                plan,
+                self._layout,
+                int(self._settings.part_gib * 2**30),
+                meaning=self._meaning(len(plan.samples)),
+                table=self._table,
+                space=self._space,
+                max_quarantined_share=self._settings.max_quarantined_share,
+                on_finished=partial(discard_all, self._lineage, shard),
+            )
+
+    def _plan(self, shard: str) -> ShardPlan:
+        return plan_shard(
+            iter_samples(self._lineage.synthetic_samples(shard).folder / SAMPLES_NAME),
+            train_truncated=self._lineage.recipe.generation.train_truncated,
+            longest=self._longest,
+            without_last=self._settings.while_generating,
+        )
+
+    def _meaning(self, samples: int) -> Meaning:
+        generation = self._lineage.recipe.generation
+        return Meaning(
+            self._head,
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            per_sample=states_per_sample(samples),
+            seed=self._lineage.recipe.prompts.seed,
+        )
+
+
+def _table_path(lineage: Lineage) -> Path:
+    """One table for each target and whatever of the server changes its states."""
+    inputs = {
+        "target": lineage.target_model().require().facts["model_fingerprint"],
+        "layers": list(lineage.recipe.extraction.layers),
+        "server": lineage.recipe.server.extraction.result_settings(),
+    }
+    return lineage.folder / "layer_table" / f"{fingerprint(inputs)[:12]}.json"
+
+
+def _read_table(path: Path) -> LayerTable | None:
+    try:
+        return LayerTable.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DamagedFile(
+            f"{path} is no table of layers ({error}). Delete it: it is measured again."
+        ) from error

@@ -1,0 +1,104 @@
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.extraction.capture import Captured, SampleRefusedError
+from eagle3_pipeline.extraction.inspection import Inspector, Outcome, is_compared, require_same
+from eagle3_pipeline.extraction.layer_table import LayerTable
+from eagle3_pipeline.extraction.plan import PlannedSample
+from eagle3_pipeline.shards.format import ShardLayout
+
+LAYOUT = ShardLayout((1, 2, 4), 8, "m" * 64)
+IDS = list(range(20, 60))
+COMPARED = next(f"{number}-t0" for number in range(1000) if is_compared(f"{number}-t0"))
+OTHER = "1-t0"
+
+
+def _states(seed: int = 0) -> torch.Tensor:
+    return torch.randn((len(IDS), 3, 8), generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def _broken() -> torch.Tensor:
+    states = _states()
+    states[3, 1, 2] = float("nan")
+    return states
+
+
+@dataclass
+class _Server:
+    """Gives these states one after the other, the last one for ever; None is a refusal."""
+
+    answers: list[torch.Tensor | None]
+    asked: list[bool] = field(default_factory=list)
+    """Whether each request was to be alone."""
+
+    async def __call__(self, sample: PlannedSample, *, alone: bool = False) -> Captured:
+        self.asked.append(alone)
+        states = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if states is None:
+            raise SampleRefusedError("HTTP 400: too long")
+        return Captured(torch.tensor(sample.token_ids), states)
+
+
+def _outcome(server: _Server, sample_id: str = OTHER) -> Outcome:
+    return asyncio.run(_inspector(server).outcome(PlannedSample(sample_id, IDS, [1] * len(IDS))))
+
+
+def _inspector(server: _Server) -> Inspector:
+    return Inspector(server, LAYOUT, LayerTable(LAYOUT.layer_ids))
+
+
+def _compare(server: _Server) -> None:
+    sample = PlannedSample(COMPARED, IDS, [1] * len(IDS))
+    asyncio.run(_inspector(server).compare(sample, Captured(torch.tensor(IDS), _states())))
+
+
+def test_right_states_are_taken_at_once() -> None:
+    server = _Server([_states()])
+    outcome = _outcome(server)
+    assert outcome.captured is not None
+    assert (outcome.was_retried, server.asked) == (False, [False])
+
+
+def test_a_sample_that_fails_is_captured_a_second_time_and_may_then_be_right() -> None:
+    outcome = _outcome(server := _Server([_broken(), _states()]))
+    assert outcome.captured is not None
+    assert (outcome.was_retried, len(server.asked)) == (True, 2)
+
+
+def test_a_sample_that_fails_twice_is_given_up_with_its_reason() -> None:
+    outcome = _outcome(server := _Server([_broken()]))
+    assert (outcome.captured, outcome.reason, len(server.asked)) == (None, "not_finite", 2)
+
+
+def test_a_refused_sample_is_asked_for_once() -> None:
+    outcome = _outcome(server := _Server([None]))
+    assert (outcome.captured, outcome.reason, len(server.asked)) == (None, "refused_by_server", 1)
+
+
+def test_one_in_a_hundred_is_captured_again_alone() -> None:
+    inspector = _inspector(server := _Server([_states()]))
+    samples = [PlannedSample(f"{number}-t0", IDS, [1] * len(IDS)) for number in range(20_000)]
+    assert 0.005 < sum(map(inspector.compares, samples)) / len(samples) < 0.02
+    _compare(server)
+    assert server.asked == [True]
+
+
+def test_states_that_depend_on_company_end_the_step() -> None:
+    with pytest.raises(
+        QualityError, match=rf"{COMPARED}, captured alone, differ .* none of them can be trusted"
+    ):
+        _compare(_Server([_states(1)]))
+
+
+def test_a_single_row_of_other_experts_is_no_difference() -> None:
+    states = _states()
+    routed = states.clone()
+    routed[5] = -routed[5]
+    ids = torch.tensor(IDS)
+    require_same("a", Captured(ids, routed), Captured(ids, states))
+    with pytest.raises(QualityError):
+        require_same("a", Captured(ids, states[1:]), Captured(ids, states))
