@@ -23,8 +23,8 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult:
         """Hidden states of the recipe's layers for every token of the samples, as safetensors.
 
-        A server of its own captures them while it reads the samples. Each sample is checked (token
-        ids, rows, finite values); what fails is quarantined and counted.
+        A server of its own, proven on a few samples first, captures them while it reads the samples. Each
+        is checked; what fails twice is quarantined and counted. The last layer must mean what was recorded.
         """
         lineage = storage.lineage(recipe)
         on_shard = announce(context, recipe, lineage.hidden_state_shards)
