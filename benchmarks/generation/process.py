@@ -20,6 +20,8 @@ class Usage:
     cpu_s: float
     memory: list[tuple[float, int]]
     """Resident bytes over the monotonic clock."""
+    peak_private_bytes: int
+    """Most resident bytes of all samples without mapped files, which are the disk's cache."""
     output: str
     """Its standard output."""
 
@@ -43,6 +45,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     before = _cpu_of_children()
     began = time.monotonic()
     memory: list[tuple[float, int]] = []
+    private = 0
     with (folder / "output.txt").open("w+") as output, log.open("w") as errors:
         process = subprocess.Popen(
             command,
@@ -55,7 +58,9 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
         try:
             watched = psutil.Process(process.pid)
             while process.poll() is None:
-                memory.append((time.monotonic(), watched.memory_info().rss))
+                resident = watched.memory_info()
+                memory.append((time.monotonic(), resident.rss))
+                private = max(private, resident.rss - resident.shared)
                 time.sleep(_SAMPLE_S)
         except psutil.NoSuchProcess:
             process.wait()
@@ -69,7 +74,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
         raise RuntimeError(
             f"{command} ended with {process.returncode}:\n{said[-500:]}\n{log.read_text()[-3000:]}"
         )
-    return Usage(seconds, cpu_s, memory, said)
+    return Usage(seconds, cpu_s, memory, private, said)
 
 
 def _cpu_of_children() -> float:
