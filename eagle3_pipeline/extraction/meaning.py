@@ -64,7 +64,7 @@ class Head:
         self._epsilon = float(config["rms_norm_eps"])
         self._scale = float(config.get("logit_scale") or 1.0) / float(config.get("logits_scaling") or 1.0)
         self._softcap = float(config.get("final_logit_softcapping") or 0.0)
-        self._norm = weights.norm.float()
+        self._norm = weights.norm
         self._head = weights.head.to(torch.bfloat16)  # in which the server multiplies, several times as fast
 
     @classmethod
@@ -90,7 +90,8 @@ class Head:
     def _normed(self, states: torch.Tensor) -> torch.Tensor:
         wide = states.float()
         scale = wide.square().mean(dim=-1, keepdim=True).add_(self._epsilon).rsqrt_()
-        return (wide * scale * self._norm).to(torch.bfloat16)
+        unit = (wide * scale).to(torch.bfloat16)  # rounded here as well, as models do
+        return (unit * self._norm).to(torch.bfloat16)
 
     def _logits(self, normed: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         logits = (normed @ head.T).float().mul_(self._scale)

@@ -2,8 +2,8 @@
 
 Each token's row of the head is one of the 1,120 vectors of four +-1 and four zeros, so two rows agree in
 three places at most: after what the stand-in writes for the last layer (`tests.fakes.states`) the next token
-has a probability of 1 to the sixth decimal. The norm's weights are powers of two, most of them not
-one, so that states taken after the norm say other tokens.
+has a probability of 1 to the sixth decimal. The norm's weights are powers of two, and two of
+them are negative, so that states taken after the norm say other tokens.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def _codes() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
 CODES = _codes()
 TARGET = SpokenHead(
     head=64 * CODES,
-    norm=np.array([0.5, 4.0, 1.0, 0.25, 2.0, 8.0, 1.0, 0.5], dtype=np.float32),
+    norm=np.array([-0.5, 4.0, 1.0, -0.25, 2.0, 8.0, 1.0, 0.5], dtype=np.float32),
     num_layers=NUM_LAYERS,
 )
 

@@ -1,0 +1,198 @@
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.extraction import meaning as meaning_module
+from eagle3_pipeline.extraction.meaning import Head, Meaning, states_per_sample
+from tests.extraction.build import invent
+from tests.extraction.noise import HIDDEN, VOCAB, NoisyLlama, Recorded
+from tests.extraction.target import HIDDEN as TARGET_HIDDEN
+from tests.extraction.target import TARGET, make_target
+from tests.fakes.states import expected_states
+
+SETTINGS = [(0.0, 1.0, -1), (0.7, 1.0, -1), (1.0, 0.9, 20), (1.0, 0.9, -1)]
+NAMES = ["greedy", "temperature", "top-p and top-k", "top-p"]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[NoisyLlama]:
+    """One thread, because threads that wait for each other cost more than this model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield NoisyLlama()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", params=SETTINGS, ids=NAMES)
+def recorded(request: pytest.FixtureRequest, llama: NoisyLlama) -> tuple[dict[str, Any], list[Recorded]]:
+    """Sampling settings, and 100 samples that the model wrote with them, sampled by transformers."""
+    temperature, top_p, top_k = request.param
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": max(top_k, 0)}
+    samples = llama.record(100, prompt=6, completion=16, **sampling)
+    return {"temperature": temperature, "top_p": top_p, "top_k": top_k}, samples
+
+
+def _look(
+    head: Head, sampling: dict[str, Any], samples: list[Recorded], last: Callable[[int], torch.Tensor]
+) -> Meaning:
+    meaning = Meaning(head, **sampling, per_sample=12, seed=0)
+    for number, sample in enumerate(samples):
+        meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, last(number))
+    return meaning
+
+
+def test_the_states_of_what_the_target_wrote_mean_it(
+    llama: NoisyLlama, recorded: tuple[dict[str, Any], list[Recorded]]
+) -> None:
+    sampling, samples = recorded
+    meaning = _look(Head(llama.weights), sampling, samples, lambda number: samples[number].states[:, -1])
+    assert meaning.verdict() is None
+    facts = meaning.facts()
+    assert facts["states"] == 1200
+    assert facts["bound"] < 0.06
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a row late", "a row early", "after the norm", "another sample's", "a layer early"]
+)
+def test_states_that_are_not_the_last_ones_before_the_norm_of_these_tokens_are_found(
+    wrong: str, llama: NoisyLlama, recorded: tuple[dict[str, Any], list[Recorded]]
+) -> None:
+    sampling, samples = recorded
+    makers: dict[str, Callable[[int], torch.Tensor]] = {
+        "a row late": lambda number: samples[number].states[:, -1].roll(1, dims=0),
+        "a row early": lambda number: samples[number].states[:, -1].roll(-1, dims=0),
+        "after the norm": lambda number: llama.model.model.norm(samples[number].states[:, -1]).detach(),
+        "another sample's": lambda number: samples[number - 1].states[:, -1],
+        "a layer early": lambda number: samples[number].states[:, -2],
+    }
+    verdict = _look(Head(llama.weights), sampling, samples, makers[wrong]).verdict()
+    assert verdict is not None
+    assert "not what the target had before its final norm" in verdict
+
+
+def _vllms(logits: torch.Tensor, temperature: float, top_p: float, top_k: int) -> torch.Tensor:
+    """Probability of the likeliest token, cut as vLLM's apply_top_k_top_p does: from the small end."""
+    ordered = (logits.double() / temperature).sort(dim=1).values
+    if top_k > 0:
+        ordered[:, : max(0, ordered.shape[1] - top_k)] = -torch.inf
+    cut = ordered.softmax(1).cumsum(1) <= 1 - top_p
+    cut[:, -1] = False
+    return ordered.masked_fill(cut, -torch.inf).softmax(1)[:, -1]
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+@pytest.mark.parametrize("top_k", [-1, 1, 20, 10**6])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+def test_the_likeliest_tokens_probability_is_the_one_that_vllm_samples_with(
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    blocks: int,
+    llama: NoisyLlama,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meaning_module, "_LOGITS_BYTES", 4 * 40 * -(-VOCAB // blocks))
+    states = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    with torch.no_grad():
+        logits = llama.model.lm_head(llama.model.model.norm(states)).float()
+    outlook = Head(llama.weights).outlook(states, temperature, top_p, top_k)
+    assert (outlook.likeliest == logits.argmax(1)).float().mean() > 0.97  # exact ties aside
+    # A flat distribution has more tokens than those among which top-p is found: then the last one is guessed.
+    tolerance = 0.02 if top_p < 1 and top_k < 1 else 0.002
+    assert outlook.probability.double() == pytest.approx(
+        _vllms(logits, temperature, top_p, top_k), rel=tolerance, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("logit_scale", 0.25, lambda logits: logits * 0.25),
+        ("logits_scaling", 4.0, lambda logits: logits / 4),
+        ("final_logit_softcapping", 3.0, lambda logits: (logits / 3).tanh() * 3),
+    ],
+)
+def test_what_a_model_family_does_to_its_logits_is_done(
+    name: str, value: float, expected: Callable[[torch.Tensor], torch.Tensor], llama: NoisyLlama
+) -> None:
+    states = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    with torch.no_grad():
+        logits = expected(llama.model.lm_head(llama.model.model.norm(states)).float())
+    weights = replace(llama.weights, config=llama.weights.config | {name: value})
+    outlook = Head(weights).outlook(states, 1.0, 1.0, -1)
+    assert outlook.probability == pytest.approx(logits.softmax(1).amax(1), rel=0.002)
+
+
+def test_a_target_without_an_rms_norm_is_refused(llama: NoisyLlama) -> None:
+    config = {name: one for name, one in llama.weights.config.items() if name != "rms_norm_eps"}
+    with pytest.raises(BadInput, match="no rms_norm_eps"):
+        Head(replace(llama.weights, config=config))
+
+
+def test_only_states_before_completion_tokens_are_looked_at_and_no_more_than_asked(llama: NoisyLlama) -> None:
+    (sample,) = llama.record(1, prompt=6, completion=16, do_sample=False)
+    broken = sample.states[:, -1].clone()
+    broken[:5] = broken[21:] = torch.nan  # before the last prompt token, and the last token itself
+    meaning = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+    meaning.look("0-t0", sample.token_ids, sample.loss_mask, broken)
+    assert meaning.facts()["states"] == 16
+    assert meaning.facts()["agreed_share"] > 0.9
+    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 32, 11, 4, 4]
+
+
+def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> None:
+    samples = llama.record(20, prompt=4, completion=40, do_sample=True)
+    head = Head(llama.weights)
+
+    def found(seed: int, order: int) -> dict[str, Any]:
+        meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, per_sample=4, seed=seed)
+        for number in range(20)[::order]:
+            sample = samples[number]
+            meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, sample.states[:, -1])
+        return meaning.facts()
+
+    assert found(0, 1) == found(0, -1)
+    assert found(0, 1) != found(1, 1)
+
+
+def test_one_odd_token_among_few_states_is_no_verdict_and_none_at_all_neither(tmp_path: Path) -> None:
+    head = Head.read(make_target(tmp_path))
+    meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+    assert meaning.verdict() is None
+    ids = torch.tensor(invent(0, 5).token_ids)
+    last = torch.tensor(expected_states(ids.tolist(), (4,), TARGET_HIDDEN, TARGET))[:, 0].to(torch.bfloat16)
+    mask = torch.arange(len(ids)) >= 3
+    odd = ids.clone()
+    odd[5] = 400
+    meaning.look("5-t0", odd, mask, last)
+    assert meaning.verdict() is None
+    assert meaning.facts()["agreed_share"] == 0.9
+    odd[7] = 400
+    meaning.look("6-t0", odd, mask, last)
+    assert meaning.verdict() is not None
+
+
+def test_the_stand_ins_states_mean_their_tokens_and_others_are_found(tmp_path: Path) -> None:
+    head = Head.read(make_target(tmp_path))
+    samples = [torch.tensor(invent(0, index).token_ids) for index in range(10)]
+
+    def verdict(of: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
+        meaning = Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+        for number, ids in enumerate(samples):
+            states = torch.tensor(expected_states(ids.tolist(), (4,), TARGET_HIDDEN, TARGET))[:, 0]
+            meaning.look(str(number), ids, torch.arange(len(ids)) >= 3, of(states).to(torch.bfloat16))
+        return meaning.verdict()
+
+    norm = torch.tensor(TARGET.norm)
+    assert verdict(lambda states: states) is None
+    assert verdict(lambda states: states.roll(1, dims=0)) is not None
+    assert verdict(lambda states: states / states.square().mean(1, keepdim=True).sqrt() * norm) is not None
