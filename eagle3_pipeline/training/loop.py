@@ -15,16 +15,16 @@ from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.forward import Step, train_forward
+from eagle3_pipeline.training.meter import Meter
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.reading import ReadAhead
 from eagle3_pipeline.training.schedule import Schedule
-from eagle3_pipeline.training.validation import Judgement, judge, right_by_position
+from eagle3_pipeline.training.validation import Judgement, judge
 
 logger = logging.getLogger(__name__)
 
 # AdamW as EAGLE-3 and speculators set it: a shorter memory of squares than torch's 0.999.
 _BETAS = (0.9, 0.95)
-_REPORT_EVERY_S = 5.0
 
 Emit = Callable[..., None]
 
@@ -69,8 +69,8 @@ class Training:
         self.state = checkpoints.resume(self._parameters, self._optimizer) or TrainingState()
         if self.state.epoch < schedule.first:
             raise DamagedFile(
-                f"no sound checkpoint of the end of turn {plan.turn - 1} in {plan.folder}, and the states that "
-                f"it was trained on are deleted. Move {plan.folder} away: all waves are then extracted and "
+                f"no sound checkpoint of the end of turn {plan.turn - 1} in {plan.folder}, and the states "
+                f"that it was trained on are deleted. Move {plan.folder} away: all waves are then extracted and "
                 "trained on again."
             )
 
@@ -116,7 +116,7 @@ class Training:
     def _train_epoch(self, ahead: ReadAhead, batches: int, stop: int | None) -> bool:
         """The next `batches` batches; False where `stop` is reached."""
         at, saved = self.state, time.monotonic()
-        meter = _Meter(at.step)
+        meter = Meter(at.step)
         for left in reversed(range(batches)):
             waited, started = ahead.waited, time.monotonic()
             batch = next(ahead).to(self._device)
@@ -214,46 +214,3 @@ def rate_share(step: int, steps: int, warmup_share: float) -> float:
 
 def _is_finite(source: SampleSource, index: int) -> bool:
     return bool(source.read(index)["hidden_states"].float().isfinite().all())
-
-
-class _Meter:
-    """Numbers of the steps since the last report."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-        self._clear()
-
-    def _clear(self) -> None:
-        self._since = time.monotonic()
-        self._losses: list[float] = []
-        self._waited = 0.0
-        self._tokens = 0
-        self._right: torch.Tensor | None = None
-        self._there: torch.Tensor | None = None
-
-    def add(self, loss: float, steps: list[Step], batch: Batch, targets: torch.Tensor, waited: float) -> None:
-        right, there = right_by_position(steps, batch, targets)
-        self._step += 1
-        self._losses.append(loss)
-        self._waited += waited
-        self._tokens += len(batch.tokens)
-        self._right = right.sum(0) if self._right is None else self._right + right.sum(0)
-        self._there = there.sum(0) if self._there is None else self._there + there.sum(0)
-
-    def is_due(self) -> bool:
-        return time.monotonic() - self._since >= _REPORT_EVERY_S
-
-    def take(self, steps: int) -> dict[str, Any]:
-        """The report, and a new start. `seconds_left` is without validation."""
-        assert self._right is not None
-        assert self._there is not None
-        elapsed = max(time.monotonic() - self._since, 1e-9)
-        report = {
-            "loss": sum(self._losses) / len(self._losses),
-            "accuracy": (self._right / self._there.clamp_min(1)).tolist(),
-            "tokens_per_second": self._tokens / elapsed,
-            "waited_s": round(self._waited, 3),
-            "seconds_left": (steps - self._step) * elapsed / len(self._losses),
-        }
-        self._clear()
-        return report
