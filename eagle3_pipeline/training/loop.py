@@ -70,8 +70,8 @@ class Training:
         if self.state.epoch < schedule.first:
             raise DamagedFile(
                 f"no sound checkpoint of the end of turn {plan.turn - 1} in {plan.folder}, and the states "
-                f"that it was trained on are deleted. Move {plan.folder} away: all waves are then extracted and "
-                "trained on again."
+                f"that it was trained on are deleted. Move {plan.folder} away: all waves are then "
+                "extracted and trained on again."
             )
 
     def run(self, stop: int | None = None) -> TrainingState:
