@@ -68,7 +68,7 @@ def is_awaited(folder: Path) -> bool:
 
 
 def empty_unless_awaited(folder: Path) -> None:
-    """Delete what is left in `folder`, unless a client uses it. For a server that ends."""
+    """Delete what is left in `folder`, unless a client uses it. For a server that outlasts its clients."""
     with _unless_awaited(folder) as nobody:
         if nobody and folder.is_dir():
             _empty(folder)

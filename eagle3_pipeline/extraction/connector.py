@@ -15,7 +15,8 @@ It is vLLM's own ExampleHiddenStatesConnector with these changes:
 - vLLM copies the states of a request after the engine's next step, so a file came a whole step (seconds of
   prefill) after the reply. Here a request for one token is copied at the end of the step that answers it,
   and any other before the next step's forward pass.
-- States that nobody waits for are not written: of an aborted request, or without a client at the folder.
+- States that nobody waits for are not written: of an aborted request, or without a client at the folder. And
+  what a killed client left there is deleted.
 
 This is the only module of the project that imports vllm. vLLM loads it by its name, once for the scheduler
 and once in each worker.
@@ -24,6 +25,8 @@ and once in each worker.
 import contextlib
 import inspect
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,8 +58,9 @@ _USED: dict[str, tuple[str, ...]] = {
     "_submit_async_write": ("pending",),
     "_write_tensors": ("tensors", "event", "filename", "lock_fd"),
     "_on_write_done": ("req_id", "future"),
-    "shutdown": (),
+    "register_kv_caches": ("kv_caches",),
 }
+_SWEEP_EVERY_S = 10.0
 _READ = {"scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "kv_connector_block_state"}
 
 
@@ -174,10 +178,18 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
                 temporary.replace(mark)
             raise
 
-    def shutdown(self) -> None:
-        """Finish what is being written, and leave nothing to nobody."""
-        self._executor.shutdown()
-        empty_unless_awaited(Path(self._storage_path))
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The worker is ready: from now on the folder is looked after by the one that writes."""
+        super().register_kv_caches(kv_caches)
+        if self._is_tp_rank_zero:
+            threading.Thread(target=self._sweep, daemon=True, name="eagle3-sweep").start()
+
+    def _sweep(self) -> None:
+        """Delete what a killed client left. Not when vLLM ends: it kills this process without asking."""
+        while True:
+            time.sleep(_SWEEP_EVERY_S)
+            with contextlib.suppress(OSError):
+                empty_unless_awaited(Path(self._storage_path))
 
 
 def rows_of_blocks(cache: torch.Tensor, blocks: list[int], tokens: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,21 @@ def _extract(tmp_path: Path, model: Path, lengths: list[int], **server: Any) -> 
     try:
         server = open_server(extraction_server(lineage, lineage.staging), lineage.logs)
         (manifest,) = extract_shards(lineage, lineage.recipe.shards, server, lambda shard, made: None)
+        _require_swept(lineage.staging)
     finally:
         stop_servers(())
     assert manifest.facts["quarantined"] == {}
-    assert not list(lineage.staging.glob("*.safetensors*"))
     return lineage, samples
+
+
+def _require_swept(staging: Path) -> None:
+    """The server that goes on deletes what a killed client would have left."""
+    left = staging / "cmpl-1-0.safetensors"
+    left.touch()
+    deadline = time.monotonic() + 60
+    while left.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def _cosines(lineage: Lineage, samples: list[Sample], model: Path) -> torch.Tensor:

@@ -12,7 +12,7 @@ from eagle3_pipeline.serving.diagnosis import explain_death, find_cause, news, r
         ("/usr/bin/python: No module named vllm", "has no vLLM", True),
         ("ModuleNotFoundError: No module named 'vllm.entrypoints'", "has no vLLM", True),
         (
-            "RuntimeError: HiddenStatesConnector does not fit this vLLM: X.shutdown takes None, expected ()",
+            "RuntimeError: HiddenStatesConnector does not fit this vLLM: X.get_finished takes ()",
             "knows (0.32.0)",
             True,
         ),
