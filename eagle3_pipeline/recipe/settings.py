@@ -323,6 +323,15 @@ class Recipe(Strict):
         self.server.check_capture("generation")
         return self
 
+    @model_validator(mode="after")
+    def _epochs_in_passes(self) -> Self:
+        if self.training.epochs % self.extraction.passes:
+            raise ValueError(
+                f"training.epochs is {self.training.epochs}, extraction.passes is {self.extraction.passes}: each "
+                f"pass trains the same number of epochs, so make epochs a multiple of {self.extraction.passes}"
+            )
+        return self
+
     def settings(self, *sections: str) -> dict[str, Any]:
         """The named sections as JSON values, for fingerprints and provenance."""
         return self.model_dump(mode="json", include=set(sections))

@@ -195,7 +195,7 @@ def _model(folder: Path, **config: Any) -> None:
         ),
         ("extraction.waves", 2, "extraction.waves is 2 and extraction.passes 1: set both to 1"),
         ("extraction.waves", "auto", "extraction.waves is auto and"),
-        ("extraction.passes", 2, "extraction.passes 2: set both to 1"),
+        ("extraction.passes", 3, "extraction.passes 3: set both to 1"),
         ("server.extraction.quantization", "fp8", "with another quantization in server.generation"),
         ("server.generation.dtype", "float16", "with another dtype in server.generation"),
         ("server.generation.extra_args", ["--enable-prefix-caching"], "is forbidden in extraction"),
@@ -410,3 +410,9 @@ def test_every_setting_says_what_it_is() -> None:
     described = dict(_settings(Recipe))
     assert len(described) > 80
     assert [name for name, description in described.items() if not description] == []
+
+
+def test_each_pass_must_have_the_same_number_of_epochs(tmp_path: Path) -> None:
+    (problem,) = _refusal(tmp_path, _with("extraction.passes", 2))
+    assert "training.epochs is 3" in problem
+    assert "make epochs a multiple of 2" in problem
