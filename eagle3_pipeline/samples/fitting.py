@@ -82,13 +82,18 @@ def _choices(fit: Fit) -> Iterator[str]:
     if shards := _most(len(plan.shards) - 1, lambda count: fits(_first(plan, count))):
         yield f"run.shards: {shards} of {len(plan.shards)}"
     longest = _most(plan.longest - 1, lambda tokens: fits(replace(plan, longest=tokens)))
-    if any(one.tokens(longest) for one in plan.shards):
+    if _samples(plan, longest) * 2 >= _samples(plan, plan.longest):  # with fewer it is another set
         yield f"extraction.max_sample_tokens: {longest} (is {plan.longest})"
     of = len(plan.layout.layer_ids)
     if (layers := _most(of - 1, lambda count: fits(_with_layers(plan, count)))) >= 2:
         yield f"{layers} extraction.layers (are {of})"
     enlarge = "raise storage.max_gib, " if "max_gib" in fit.room.why else ""
     yield f"{enlarge}free space or point EAGLE3_STORAGE to a larger disk"
+
+
+def _samples(plan: BytePlan, longest: int) -> int:
+    """Samples that still train when they are cut to `longest`."""
+    return sum(prompt < min(total, longest) for one in plan.shards for prompt, total in one.lengths)
 
 
 def _first(plan: BytePlan, shards: int) -> BytePlan:

@@ -30,13 +30,14 @@ def plan_waves(plan: BytePlan, waves: int | str, validation_share: float, room: 
     A plan that does not fit is returned all the same: where `auto` finds none, the one with a shard per
     wave.
     """
-    most = len(plan.shards)
+    most, names = len(plan.shards), [one.shard for one in plan.shards]
     missing = plan.missing
+    validation = int(plan.bytes * validation_share)
     # With fewer waves than this, one of them has more bytes than there are.
     fewest = min(max(1, -(-sum(missing) // max(room, 1))), most)
     counts = range(fewest, most + 1) if waves == "auto" else [min(int(waves), most)]
     for count in counts:
-        found = _with(plan, missing, count, validation_share)
+        found = _cut(names, missing, count, validation)
         if found.needed <= room:
             break
     return found
@@ -51,14 +52,13 @@ def split(sizes: Sequence[int], count: int) -> list[range]:
     return list(_ranges(sizes, count, low))
 
 
-def _with(plan: BytePlan, missing: list[int], count: int, validation_share: float) -> WavePlan:
-    names = [one.shard for one in plan.shards]
+def _cut(names: list[str], missing: list[int], count: int, validation: int) -> WavePlan:
     if count == 1:
         return WavePlan([names], sum(missing))
     ranges = split(missing, count)
     bytes_of = [sum(missing[number] for number in one) for one in ranges]
     # Validation samples are drawn from the first wave: their share of the whole set, at most half of it.
-    kept = min(int(plan.bytes * validation_share), max(bytes_of[0] // 2, 0))
+    kept = min(validation, bytes_of[0] // 2)
     return WavePlan([[names[number] for number in one] for one in ranges], max(bytes_of) + kept)
 
 

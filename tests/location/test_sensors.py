@@ -61,7 +61,7 @@ def test_a_run_is_lost_only_if_its_very_process_is_gone(instance) -> None:
 
 
 def test_the_sensors_are_one_each_per_code_location_and_run_unasked_for_they_start_nothing(load) -> None:
-    sensors = load("smollm2-cpu", "kimi-k2.5-8gpu").sensors
+    sensors = load("smollm2-cpu", "qwen3-8b-1gpu").sensors
     assert [sensor.name for sensor in sensors] == ["servers", "lost_runs"]
     for sensor in (servers_sensor, lost_runs_sensor):
         assert sensor.default_status == dg.DefaultSensorStatus.RUNNING

@@ -80,3 +80,12 @@ def test_where_not_even_one_shard_fits_more_waves_are_no_choice() -> None:
 def test_a_disk_without_any_room_leaves_a_larger_disk_as_the_only_choice() -> None:
     with pytest.raises(NotEnoughRoom, match="Choices: free space or point EAGLE3_STORAGE"):
         require_room(fit_of(-1))
+
+
+def test_a_cut_that_leaves_less_than_half_of_the_samples_is_no_choice() -> None:
+    lengths = [(2000, 3000)] * 600 + [(10, 500)] * 400
+    plan = replace(PLAN, shards=[ShardLengths("s0", lengths, is_extracted=False)])
+    fits_at_500 = fit_of(7, plan=plan)
+    assert replace(fits_at_500, plan=replace(plan, longest=500)).fits
+    assert not any("max_sample_tokens" in choice for choice in fits_at_500.choices())
+    assert any("max_sample_tokens" in choice for choice in fit_of(60, plan=plan).choices())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.samples import Sample, read_samples, write_samples
-from eagle3_pipeline.samples.shard_file import iter_samples
+from eagle3_pipeline.samples.shard_file import iter_samples, trained_lengths
 
 
 def make_sample(**changes: Any) -> Sample:
@@ -79,6 +79,23 @@ def test_a_damaged_shard_file_says_so_and_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedFile, match="make the shard again"):
         read_samples(path)
+
+
+@pytest.mark.parametrize("train_truncated", [True, False])
+def test_lengths_are_known_without_reading_the_tokens(tmp_path: Path, train_truncated: bool) -> None:
+    verdicts = ("good", "truncated", "empty", "refused", "good")
+    samples = [
+        make_sample(sample_id=f"a-t{turn}", completion_token_ids=[7] * turn, verdict=verdict)
+        for turn, verdict in enumerate(verdicts)
+    ]
+    path = tmp_path / "samples.parquet"
+    write_samples(path, samples)
+    assert trained_lengths(path, train_truncated) == [
+        (len(one.prompt_token_ids), len(one.token_ids)) for one in samples if one.trains(train_truncated)
+    ]
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DamagedFile, match="make the shard again"):
+        trained_lengths(path, train_truncated)
 
 
 def test_a_shard_file_loads_with_datasets(tmp_path: Path) -> None:
