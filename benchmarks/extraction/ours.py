@@ -5,6 +5,7 @@
 Attaches to the extraction server of the recipe, which should run already, and prints one JSON line: seconds
 and CPU from the server's opening to the last manifest, samples and tokens. `--first N` takes the first N
 shards only. With `--server FINGERPRINT` it fails, and does not wait, where the recipe wants another server.
+`proof_seconds` of these seconds prove the server on a few samples, which each opening does once.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from eagle3_pipeline.extraction import run
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
@@ -23,12 +26,7 @@ from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.serving.server import RunningServer, open_server
 from eagle3_pipeline.serving.specification import extraction_server
 
-_LATE_IMPORTS = (
-    "eagle3_pipeline.extraction.capture",
-    "eagle3_pipeline.extraction.stream",
-    "eagle3_pipeline.extraction.shard_extraction",
-    "pyarrow.parquet",
-)
+_LATE_IMPORTS = ("pyarrow.parquet",)
 
 
 def extract(lineage: Lineage, shards: tuple[str, ...], fingerprint: str | None) -> dict[str, float]:
@@ -50,14 +48,30 @@ def extract(lineage: Lineage, shards: tuple[str, ...], fingerprint: str | None) 
     def on_shard(shard: str, manifest: Manifest) -> None:
         return None
 
+    proofs = _time_proofs()
     made = extract_shards(lineage, shards, server(), on_shard)
     return {
         "seconds": time.monotonic() - opened[0][0],
         "work_cpu_s": time.process_time() - opened[0][1],
+        "proof_seconds": sum(proofs),
         "samples": sum(one.facts["samples"] for one in made),
         "tokens": sum(one.facts["tokens"] for one in made),
         "quarantined": sum(sum(one.facts["quarantined"].values()) for one in made),
     }
+
+
+def _time_proofs() -> list[float]:
+    """Seconds of each proof from now on."""
+    seconds: list[float] = []
+    prove = run.prove
+
+    async def timed(*arguments: Any) -> None:
+        began = time.monotonic()
+        await prove(*arguments)
+        seconds.append(time.monotonic() - began)
+
+    run.prove = timed
+    return seconds
 
 
 def main() -> None:

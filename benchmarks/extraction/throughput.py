@@ -14,6 +14,7 @@ Two servers are up all the time; `idle_server_cpu_s` shows that the one that is 
 cores. A first round, which is not counted, warms all up. Measured are
 
     tokens_per_second            tokens of all samples by the seconds of the work, without imports
+    after_the_proof              the same without the proof of the server, which a job of any size pays once
     cpu_ms_per_1000_tokens       of the client, from its first request to its end
     process_cpu_s                of the client's whole process with its imports: what this many samples cost
 
@@ -134,6 +135,7 @@ class Contest:
             **found,
             "seconds": round(found["seconds"], 2),
             "tokens_per_second": round(found["tokens"] / found["seconds"], 1),
+            "proof_seconds": round(found.get("proof_seconds", 0.0), 2),
             "work_cpu_s": round(found["work_cpu_s"], 3),
             "process_cpu_s": round(usage.cpu_s, 3),
             "peak_mib": round(usage.peak_bytes / 2**20, 1),
@@ -165,6 +167,7 @@ def summary(runs: dict[str, list[Numbers]]) -> dict[str, Any]:
     """Medians with their spread, and ratios of extraction to the others, round by round."""
     values: dict[str, Callable[[Numbers], float]] = {
         "tokens_per_second": lambda run: run["tokens"] / run["seconds"],
+        "after_the_proof": lambda run: run["tokens"] / (run["seconds"] - run["proof_seconds"]),
         "cpu_ms_per_1000_tokens": lambda run: 1e6 * run["work_cpu_s"] / run["tokens"],
         "process_cpu_s": lambda run: run["process_cpu_s"],
     }

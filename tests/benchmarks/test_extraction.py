@@ -31,6 +31,7 @@ class Scripted:
         return {
             "tokens": 1000,
             "seconds": 1000 / speed * max(times, 1),
+            "proof_seconds": 0.02632 if who == "extraction" else 0.0,
             "work_cpu_s": cpu_s,
             "process_cpu_s": 5 + cpu_s,
         }
@@ -52,6 +53,7 @@ def test_ratios_are_of_two_runs_of_one_round() -> None:
         "least": 0.95,
         "most": 0.95,
     }
+    assert found["after_the_proof"]["extraction_to_prefill"]["most"] == pytest.approx(1.0, abs=0.001)
     assert found["cpu_ms_per_1000_tokens"]["extraction_to_speculators"]["median"] == 0.25
     assert found["process_cpu_s"]["speculators"]["median"] == 9
 
