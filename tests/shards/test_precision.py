@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,11 @@ def test_rows_of_zeros_and_of_the_least_and_the_largest_numbers_have_a_finite_sc
     restored = restore(values, scales)
     assert torch.equal(restored[0], torch.zeros(4, dtype=torch.bfloat16))
     assert bool((restored[2].float() / _LARGEST - 1).abs().max() < 1 / 16)
+
+
+def test_an_odd_hidden_size_is_refused_when_it_is_written() -> None:
+    with pytest.raises(ValueError, match="a hidden size of 3, expected an even one"):
+        quantise(torch.ones(2, 3, dtype=torch.bfloat16))
 
 
 def test_rows_that_tell_tokens_apart_keep_their_direction() -> None:
