@@ -15,9 +15,10 @@ from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.extraction.capture import Capture
 from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_of_files
+from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Head, Meaning, states_per_sample
+from eagle3_pipeline.extraction.meaning import Meaning, states_per_sample
 from eagle3_pipeline.extraction.plan import ShardPlan, plan_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import chosen, prove

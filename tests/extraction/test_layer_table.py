@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,13 +15,9 @@ SWAPPED, TWICE = (4, 2, 6, 8), (2, 4, 4, 8)
 
 
 @pytest.fixture(scope="module")
-def states() -> Iterator[list[torch.Tensor]]:
+def states(llama: NoisyLlama) -> list[torch.Tensor]:
     """All layers' states of 80 samples of a forward of transformers, `[64, layers + 1, H]` each."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    recorded = NoisyLlama().record(80, prompt=60, completion=4, do_sample=True)
-    yield [one.states for one in recorded]
-    torch.set_num_threads(threads)
+    return [one.states for one in llama.record(80, prompt=60, completion=4, do_sample=True)]
 
 
 def _table(states: Sequence[torch.Tensor], layers: Sequence[int] = LAYERS) -> LayerTable:

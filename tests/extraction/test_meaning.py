@@ -1,31 +1,21 @@
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.extraction import meaning as meaning_module
-from eagle3_pipeline.extraction.meaning import Head, Meaning, states_per_sample
+from eagle3_pipeline.extraction.head import Head
+from eagle3_pipeline.extraction.meaning import Meaning, states_per_sample
 from tests.extraction.build import invent
-from tests.extraction.noise import HIDDEN, VOCAB, NoisyLlama, Recorded
+from tests.extraction.noise import NoisyLlama, Recorded
 from tests.extraction.target import HIDDEN as TARGET_HIDDEN
 from tests.extraction.target import TARGET, make_target
 from tests.fakes.states import expected_states
 
 SETTINGS = [(0.0, 1.0, -1), (0.7, 1.0, -1), (1.0, 0.9, 20), (1.0, 0.9, -1)]
 NAMES = ["greedy", "temperature", "top-p and top-k", "top-p"]
-
-
-@pytest.fixture(scope="module")
-def llama() -> Iterator[NoisyLlama]:
-    """One thread, because threads that wait for each other cost more than this model."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield NoisyLlama()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=NAMES)
@@ -78,64 +68,23 @@ def test_states_that_are_not_the_last_ones_before_the_norm_of_these_tokens_are_f
     assert "not what the target had before its final norm" in verdict
 
 
-def _vllms(logits: torch.Tensor, temperature: float, top_p: float, top_k: int) -> torch.Tensor:
-    """Probability of the likeliest token, cut as vLLM's apply_top_k_top_p does: from the small end."""
-    ordered = (logits.double() / temperature).sort(dim=1).values
-    if top_k > 0:
-        ordered[:, : max(0, ordered.shape[1] - top_k)] = -torch.inf
-    cut = ordered.softmax(1).cumsum(1) <= 1 - top_p
-    cut[:, -1] = False
-    return ordered.masked_fill(cut, -torch.inf).softmax(1)[:, -1]
-
-
-@pytest.mark.parametrize("blocks", [1, 7])
-@pytest.mark.parametrize("top_k", [-1, 1, 20, 10**6])
-@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
-def test_the_likeliest_tokens_probability_is_the_one_that_vllm_samples_with(
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    blocks: int,
-    llama: NoisyLlama,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_penalty_of_the_models_own_defaults_is_borne_and_wrong_states_are_found_all_the_same(
+    llama: NoisyLlama, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(meaning_module, "_LOGITS_BYTES", 4 * 40 * -(-VOCAB // blocks))
-    states = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    with torch.no_grad():
-        logits = llama.model.lm_head(llama.model.model.norm(states)).float()
-    outlook = Head(llama.weights).outlook(states, temperature, top_p, top_k)
-    assert (outlook.likeliest == logits.argmax(1)).float().mean() > 0.97  # exact ties aside
-    # A flat distribution has more tokens than those among which top-p is found: then the last one is guessed.
-    tolerance = 0.02 if top_p < 1 and top_k < 1 else 0.002
-    assert outlook.probability.double() == pytest.approx(
-        _vllms(logits, temperature, top_p, top_k), rel=tolerance, abs=1e-4
-    )
+    llama.model.save_pretrained(tmp_path)
+    assert not Head.read(tmp_path).penalised
+    for default in ({"repetition_penalty": 1.1}, {"min_p": 0.05}):
+        (tmp_path / "generation_config.json").write_text(json.dumps(default))
+        assert Head.read(tmp_path).penalised
+    samples = llama.record(100, prompt=6, completion=16, do_sample=True, top_k=0, repetition_penalty=1.2)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
+    def verdict(last: Callable[[int], torch.Tensor]) -> str | None:
+        return _look(Head.read(tmp_path), sampling, samples, last).verdict()
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("logit_scale", 0.25, lambda logits: logits * 0.25),
-        ("logits_scaling", 4.0, lambda logits: logits / 4),
-        ("final_logit_softcapping", 3.0, lambda logits: (logits / 3).tanh() * 3),
-    ],
-)
-def test_what_a_model_family_does_to_its_logits_is_done(
-    name: str, value: float, expected: Callable[[torch.Tensor], torch.Tensor], llama: NoisyLlama
-) -> None:
-    states = torch.randn(40, HIDDEN, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    with torch.no_grad():
-        logits = expected(llama.model.lm_head(llama.model.model.norm(states)).float())
-    weights = replace(llama.weights, config=llama.weights.config | {name: value})
-    outlook = Head(weights).outlook(states, 1.0, 1.0, -1)
-    assert outlook.probability == pytest.approx(logits.softmax(1).amax(1), rel=0.002)
-
-
-def test_a_target_without_an_rms_norm_is_refused(llama: NoisyLlama) -> None:
-    config = {name: one for name, one in llama.weights.config.items() if name != "rms_norm_eps"}
-    with pytest.raises(BadInput, match="no rms_norm_eps"):
-        Head(replace(llama.weights, config=config))
+    assert verdict(lambda number: samples[number].states[:, -1]) is None
+    assert verdict(lambda number: samples[number - 1].states[:, -1]) is not None
+    assert verdict(lambda number: samples[number].states[:, -1].roll(1, dims=0)) is not None
 
 
 def test_only_states_before_completion_tokens_are_looked_at_and_no_more_than_asked(llama: NoisyLlama) -> None:
@@ -146,7 +95,7 @@ def test_only_states_before_completion_tokens_are_looked_at_and_no_more_than_ask
     meaning.look("0-t0", sample.token_ids, sample.loss_mask, broken)
     assert meaning.facts()["states"] == 16
     assert meaning.facts()["agreed_share"] > 0.9
-    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 32, 11, 4, 4]
+    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 24, 8, 4, 4]
 
 
 def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> None:
@@ -162,6 +111,23 @@ def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> 
 
     assert found(0, 1) == found(0, -1)
     assert found(0, 1) != found(1, 1)
+
+
+def test_what_was_counted_goes_on_in_another_process(llama: NoisyLlama) -> None:
+    samples = llama.record(30, prompt=4, completion=16, do_sample=True)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    head = Head(llama.weights)
+
+    def looked(first: int, beyond: int) -> Meaning:
+        meaning = Meaning(head, **sampling, per_sample=12, seed=0)
+        for number in range(first, beyond):
+            one = samples[number]
+            meaning.look(f"{number}-t0", one.token_ids, one.loss_mask, one.states[:, -1])
+        return meaning
+
+    later = looked(10, 30)
+    later.add(json.loads(json.dumps(looked(0, 10).counts())))
+    assert later.facts() == looked(0, 30).facts()
 
 
 def test_one_odd_token_among_few_states_is_no_verdict_and_none_at_all_neither(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import torch
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.extraction.capture import Captured, SampleRefusedError
+from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Head, Meaning
+from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
 from eagle3_pipeline.shards.format import ShardLayout
