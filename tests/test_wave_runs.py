@@ -89,3 +89,19 @@ def test_another_setting_makes_another_key(lineage: Lineage) -> None:
     assert theirs is not None
     assert (ours.partitions, ours.what) == (theirs.partitions, theirs.what)
     assert ours.key != theirs.key
+
+
+def test_a_set_that_fits_at_once_is_one_wave_over_all_shards(tmp_path: Path) -> None:
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto"}
+    lineage = make_lineage(tmp_path, [1] * 20, 10, extraction=extraction)
+    plan(lineage)
+    wave = next_run(lineage)
+    assert wave is not None
+    assert (wave.job, wave.partitions) == ("small_wave", ("small-p10-s000", "small-p10-s001"))
+    for shard in lineage.recipe.shards:
+        finish(lineage.hidden_state_shards(shard))
+    assert next_run(lineage) == wave  # the draft is still missing
+    finish(lineage.draft_checkpoint())
+    release = next_run(lineage)
+    assert release is not None
+    assert release.job == "small_release"

@@ -1,6 +1,7 @@
 """What the asset `sample_audit` shows of an audit."""
 
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -39,3 +40,18 @@ def test_without_a_drift_its_column_is_left_out(tmp_path: Path) -> None:
     make_samples(lineage, "p10-s000", ["good"] * 10)
     shown = sample_audit._pictures(audit_samples(lineage), shards_of_audit(lineage))
     assert "drift" not in shown["quality_by_shard"].records[0].data
+
+
+def test_the_data_version_has_verdict_layers_form_and_waves_and_nothing_of_the_samples(
+    tmp_path: Path,
+) -> None:
+    def version(folder: str, tokens: int, **extraction: Any) -> str:
+        settings = {"layers": [1, 2, 3, 4], **extraction}
+        lineage = make_lineage(tmp_path / folder, [1] * 30, 10, extraction=settings)
+        for shard in lineage.recipe.shards:
+            make_samples(lineage, shard, ["good"] * 10, tokens=(4, tokens))
+        return sample_audit._version(lineage.recipe, audit_samples(lineage)).value
+
+    assert version("a", 6) == version("b", 7) == "passed-layers-1-2-3-4-bf16-all-waves-3-passes-1"
+    in_waves = version("c", 6, precision="fp8", kept="trained", waves=2, passes=3)
+    assert in_waves == "passed-layers-1-2-3-4-fp8-trained-waves-2-1-passes-3"
