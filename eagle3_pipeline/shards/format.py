@@ -47,11 +47,6 @@ _STATES: dict[Precision, tuple[str, str]] = {
 }
 
 
-def bytes_of_states(tokens: int, layers: int, hidden_size: int) -> int:
-    """Bytes of the states alone: tokens x layers x hidden size x 2 (bfloat16)."""
-    return tokens * layers * hidden_size * _SIZES["BF16"]
-
-
 @dataclass(frozen=True)
 class ShardLayout:
     """What all samples of a shard have in common."""
