@@ -1,7 +1,6 @@
 """What the extraction server captures is what a Hugging Face forward computes, however it is batched."""
 
 import json
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe.settings import Generation
 from eagle3_pipeline.samples.sample import Sample
 from eagle3_pipeline.serving.server import open_server, stop_servers
 from eagle3_pipeline.serving.specification import extraction_server
@@ -22,14 +22,36 @@ from tests.extraction.build import audit, invent, make_lineage
 from tests.models import make_deepseek
 
 CHUNK = 256  # tokens in one prefill step of the server: the longest samples take several
-MLA_LENGTHS = [1, 5, 60, 61, 62, 63, 300, 700]
+MLA_LENGTHS = [10, 16, 60, 61, 62, 63, 300, 700]
+SAID = 8  # tokens of each completion
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _talk(folder: Path, lengths: list[int]) -> list[Sample]:
+    """Samples of these lengths, whose last SAID tokens the model said, so that its states mean something."""
+    model, generator = _load(folder), torch.Generator().manual_seed(0)
+    temperature = Generation.model_fields["temperature"].default
+    samples = []
+    for number, length in enumerate(lengths):
+        prompt = torch.randint(20, 500, (length - SAID,), generator=generator).tolist()
+        said: list[int] = []
+        for _ in range(SAID):
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + said])).logits[0, -1]
+            chance = (logits / temperature).softmax(dim=0)
+            said.append(int(torch.multinomial(chance, 1, generator=generator)))
+        samples.append(invent(0, number, prompt_token_ids=prompt, completion_token_ids=said))
+    return samples
 
 
 def _reference(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
     """float32 states [tokens, layers, hidden] in the project's convention, by transformers."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = _load(folder)
     before_norm: list[torch.Tensor] = []
     model.model.norm.register_forward_pre_hook(lambda module, arguments: before_norm.append(arguments[0]))
     with torch.no_grad():
@@ -39,14 +61,10 @@ def _reference(folder: Path, ids: list[int], layers: tuple[int, ...]) -> torch.T
 
 
 def _extract(tmp_path: Path, model: Path, lengths: list[int], **server: Any) -> tuple[Lineage, list[Sample]]:
-    """Extract one shard of samples of these lengths with layers 1, 2 and the last one."""
+    """Extract one shard of samples of these lengths (tokens in all) with layers 1, 2 and the last one."""
     config = json.loads((model / "config.json").read_text())
     last = config["num_hidden_layers"]
-    random.seed(0)
-    samples = [
-        invent(0, number, completion_token_ids=[random.randrange(20, 500) for _ in range(length)])
-        for number, length in enumerate(lengths)
-    ]
+    samples = _talk(model, lengths)
     lineage = audit(
         make_lineage(
             tmp_path,
@@ -100,7 +118,7 @@ def _cosines(lineage: Lineage, samples: list[Sample], model: Path) -> torch.Tens
 
 @pytest.mark.real
 def test_captured_states_are_those_of_a_hugging_face_forward(tmp_path: Path, tiny_llama: Path) -> None:
-    lengths = [5, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7, *(20 + 9 * number for number in range(34))]
+    lengths = [10, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7, *(20 + 9 * number for number in range(34))]
     in_chunks = {"extra_args": ["--max-num-batched-tokens", str(CHUNK)]}
     lineage, samples = _extract(tmp_path, tiny_llama, lengths, **in_chunks)
     cosines = _cosines(lineage, samples[:8], tiny_llama)
