@@ -9,22 +9,31 @@ head(norm(state)). For a target that sampled with a temperature, top-k and top-p
 the likeliest token is probable, on average; how far a count may be from that by chance is known too. States
 of another row, another sample, another layer, or taken after the norm agree far less.
 
+One right shard in 400 is outside three standard errors by chance, and would be so in each attempt. So other
+states of the same samples are kept, a bounded number, and looked at only when the first ones fail: wrong
+states fail both.
+
     T tokens of a sample, H hidden size
 """
 
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from eagle3_pipeline.extraction.head import Head
+from eagle3_pipeline.extraction.head import Head, Outlook
 
 _TOGETHER = 256  # states per product: the head, of up to some GB, is read once for all of them
 _PER_SHARD = 768  # states: a standard error of 1.8 % at most, in 0.3 s with a vocabulary of 49,152
 _PER_SAMPLE = (4, 32)
 _ERRORS = 3.0
+_RESERVE, _RESERVE_TIMES = (
+    4096,
+    2,
+)  # states kept for a second look; of a sample so many times those of the first
 _TOLERANCE, _TOLERANCE_PENALISED = 0.02, 0.15
 # A greedy target took the likeliest token of logits with bfloat16's rounding, 1/8 for logits above 16, and
 # states that are computed in other batches differ by as much again: near ties go either way. The same holds
@@ -34,6 +43,43 @@ _TOLERANCE, _TOLERANCE_PENALISED = 0.02, 0.15
 # 1,820 states: the recorded token was the likeliest in 98.4 %, 91.3 % are expected at this temperature.
 _TEMPERATURE_FLOOR = 0.25
 _SHARP_TOP_P = 0.5
+
+
+@dataclass
+class _Tally:
+    """How often the recorded token was the likeliest, and was expected to be."""
+
+    states: int = 0
+    agreed: int = 0
+    expected: float = 0.0
+    variance: float = 0.0
+
+    def count(self, outlook: Outlook, recorded: torch.Tensor) -> None:
+        self.states += len(recorded)
+        self.agreed += int((outlook.likeliest == recorded).sum())
+        self.expected += float(outlook.probability.sum())
+        self.variance += float((outlook.probability * (1 - outlook.probability)).sum())
+
+    def shares(self, tolerance: float) -> tuple[float, float, float]:
+        """The share that agreed, the one expected, and how far apart they may be."""
+        states = max(self.states, 1)
+        # A single odd token among few states is no verdict, however sure the target was.
+        bound = max(_ERRORS * math.sqrt(self.variance) / states, tolerance, 1.5 / states)
+        return self.agreed / states, self.expected / states, bound
+
+
+@dataclass
+class _Waiting:
+    """States that are not counted yet, and the tokens that were recorded after them."""
+
+    states: list[torch.Tensor] = field(default_factory=list)
+    recorded: list[torch.Tensor] = field(default_factory=list)
+    number: int = 0
+
+    def add(self, states: torch.Tensor, recorded: torch.Tensor) -> None:
+        self.states.append(states)
+        self.recorded.append(recorded)
+        self.number += len(recorded)
 
 
 class Meaning:
@@ -48,13 +94,11 @@ class Meaning:
         self._sampling = (temperature, top_p, top_k)
         if self._sharp:
             self._sampling = (max(temperature, _TEMPERATURE_FLOOR), 1.0, 0)
+        self._tolerance = _TOLERANCE_PENALISED if head.penalised else _TOLERANCE
         self._per_sample = per_sample
         self._seed = seed
-        self._states: list[torch.Tensor] = []
-        self._recorded: list[torch.Tensor] = []
-        self._waiting = 0
-        self._looked_at = self._agreed = 0
-        self._expected = self._variance = 0.0
+        self._waiting, self._reserve = _Waiting(), _Waiting()
+        self._first, self._second = _Tally(), _Tally()
 
     def look(
         self, sample_id: str, token_ids: torch.Tensor, loss_mask: torch.Tensor, last_states: torch.Tensor
@@ -64,26 +108,29 @@ class Meaning:
         The choice follows from the sample's id and the seed.
         """
         rows = loss_mask[1:].nonzero().flatten()
+        reserved = min(_RESERVE_TIMES * self._per_sample, _RESERVE - self._reserve.number)
         if len(rows) > self._per_sample:
-            chosen = random.Random(f"{self._seed} {sample_id}").sample(range(len(rows)), self._per_sample)
-            rows = rows[chosen]
-        self._states.append(last_states[rows])
-        self._recorded.append(token_ids[rows + 1])
-        self._waiting += len(rows)
-        if self._waiting >= _TOGETHER:
+            chance = random.Random(f"{self._seed} {sample_id}")
+            rows = rows[chance.sample(range(len(rows)), min(len(rows), self._per_sample + reserved))]
+        now, later = rows[: self._per_sample], rows[self._per_sample :]
+        self._waiting.add(last_states[now], token_ids[now + 1])
+        if len(later):
+            self._reserve.add(last_states[later], token_ids[later + 1])
+        if self._waiting.number >= _TOGETHER:
             self._count()
 
     def verdict(self) -> str | None:
         """What is wrong with the states seen so far, as a sentence, or None."""
         self._count()
-        if not self._looked_at:
+        if self._is_as_expected(self._first):
             return None
-        found, expected, bound = self._shares()
-        over = found - expected > bound and not self._sharp
-        if expected - found <= bound and not over:
+        reserve, self._reserve = self._reserve, _Waiting()
+        self._tally(reserve, self._second)
+        if self._second.states and self._is_as_expected(self._second):
             return None
+        found, expected, bound = self._first.shares(self._tolerance)
         return (
-            f"after {self._looked_at:,} of the last layer's states the head's likeliest token is the "
+            f"after {self._first.states:,} of the last layer's states the head's likeliest token is the "
             f"recorded one in {found:.1%}, expected {expected:.1%} within {bound:.1%}: they are not what "
             "the target had before its final norm when it wrote these samples"
         )
@@ -91,48 +138,42 @@ class Meaning:
     def counts(self) -> dict[str, float]:
         """What was counted so far; `add` takes it up again in another process."""
         self._count()
-        return {
-            "looked_at": self._looked_at,
-            "agreed": self._agreed,
-            "expected": self._expected,
-            "variance": self._variance,
-        }
+        return asdict(self._first)
 
     def add(self, counts: Mapping[str, float]) -> None:
         """Take what `counts` of an earlier process said."""
-        self._looked_at += int(counts["looked_at"])
-        self._agreed += int(counts["agreed"])
-        self._expected += counts["expected"]
-        self._variance += counts["variance"]
+        self._first.states += int(counts["states"])
+        self._first.agreed += int(counts["agreed"])
+        self._first.expected += counts["expected"]
+        self._first.variance += counts["variance"]
 
     def facts(self) -> dict[str, Any]:
         """States looked at, share in which the likeliest token is the recorded one, what was expected."""
         self._count()
-        found, expected, bound = self._shares()
+        found, expected, bound = self._first.shares(self._tolerance)
         return {
-            "states": self._looked_at,
+            "states": self._first.states,
             "agreed_share": round(found, 4),
             "expected_share": round(expected, 4),
             "bound": round(bound, 4),
         }
 
-    def _shares(self) -> tuple[float, float, float]:
-        states = max(self._looked_at, 1)
-        # A single odd token among few states is no verdict, however sure the target was.
-        tolerance = _TOLERANCE_PENALISED if self._head.penalised else _TOLERANCE
-        bound = max(_ERRORS * math.sqrt(self._variance) / states, tolerance, 1.5 / states)
-        return self._agreed / states, self._expected / states, bound
+    def _is_as_expected(self, tally: _Tally) -> bool:
+        found, expected, bound = tally.shares(self._tolerance)
+        return expected - found <= bound and (self._sharp or found - expected <= bound)
 
     def _count(self) -> None:
-        if not self._waiting:
+        waiting, self._waiting = self._waiting, _Waiting()
+        self._tally(waiting, self._first)
+
+    def _tally(self, waiting: _Waiting, tally: _Tally) -> None:
+        """Count what waits, some states at a time."""
+        if not waiting.number:
             return
-        states, recorded = torch.cat(self._states), torch.cat(self._recorded)
-        self._states, self._recorded, self._waiting = [], [], 0
-        outlook = self._head.outlook(states, *self._sampling)
-        self._looked_at += len(states)
-        self._agreed += int((outlook.likeliest == recorded).sum())
-        self._expected += float(outlook.probability.sum())
-        self._variance += float((outlook.probability * (1 - outlook.probability)).sum())
+        states, recorded = torch.cat(waiting.states), torch.cat(waiting.recorded)
+        for start in range(0, len(recorded), 2 * _TOGETHER):
+            some = slice(start, start + 2 * _TOGETHER)
+            tally.count(self._head.outlook(states[some], *self._sampling), recorded[some])
 
 
 def states_per_sample(samples: int) -> int:

@@ -113,6 +113,34 @@ def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> 
     assert found(0, 1) != found(1, 1)
 
 
+def test_a_shard_that_chance_put_outside_the_bound_is_saved_by_its_other_states(llama: NoisyLlama) -> None:
+    samples = llama.record(100, prompt=6, completion=40, do_sample=True, top_k=0)
+    chance = {"states": 400, "agreed": 0, "expected": 100.0, "variance": 50.0}
+
+    def meaning(last: Callable[[int], torch.Tensor]) -> Meaning:
+        found = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, per_sample=4, seed=0)
+        found.add(chance)  # as if the first 400 states had had the worst of luck
+        for number, sample in enumerate(samples):
+            found.look(f"{number}-t0", sample.token_ids, sample.loss_mask, last(number))
+        return found
+
+    right = meaning(lambda number: samples[number].states[:, -1])
+    facts = right.facts()
+    assert facts["expected_share"] - facts["agreed_share"] > facts["bound"]
+    assert right.verdict() is None
+    wrong = meaning(lambda number: samples[number - 1].states[:, -1])
+    assert wrong.verdict() is not None
+    assert wrong.verdict() == wrong.verdict()
+
+
+def test_the_states_kept_for_a_second_look_are_bounded(llama: NoisyLlama) -> None:
+    (sample,) = llama.record(1, prompt=4, completion=60, do_sample=True)
+    meaning = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, per_sample=4, seed=0)
+    for number in range(1000):
+        meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, sample.states[:, -1])
+    assert meaning._reserve.number == 4096
+
+
 def test_what_was_counted_goes_on_in_another_process(llama: NoisyLlama) -> None:
     samples = llama.record(30, prompt=4, completion=16, do_sample=True)
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
