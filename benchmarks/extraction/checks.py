@@ -25,8 +25,9 @@ from benchmarks.generation.regenerate import spread
 from benchmarks.generation.target import RECIPE
 from benchmarks.record import RESULTS, record, warn_of_changes
 from eagle3_pipeline.extraction.checks import reason_against
+from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Head, Meaning, states_per_sample
+from eagle3_pipeline.extraction.meaning import Meaning, states_per_sample
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.shards.reader import ShardReader

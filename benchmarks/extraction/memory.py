@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.generation.process import run
 from benchmarks.record import record, warn_of_changes
-from eagle3_pipeline.extraction.meaning import Head
+from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples import Sample
