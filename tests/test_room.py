@@ -16,7 +16,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.room import require_machine
-from tests.recipes import finish_prompts, tiny_recipe
+from tests.recipes import NOTHING_ON_ITS_WAY, finish_prompts, tiny_recipe
 from tests.samples.test_audit import make_samples as make
 
 HIDDEN = 64
@@ -35,7 +35,8 @@ def lineage(tmp_path: Path) -> Lineage:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"num_hidden_layers": 8}')
-    made = Lineage(load_recipe(str(tiny_recipe(tmp_path, model)), tmp_path), tmp_path / "storage")
+    recipe = tiny_recipe(tmp_path, model, extraction=NOTHING_ON_ITS_WAY)
+    made = Lineage(load_recipe(str(recipe), tmp_path), tmp_path / "storage")
     finish(made.target_model(), {"model_fingerprint": "m", "hidden_size": HIDDEN, "bytes": 1000})
     finish_prompts(made)
     return made

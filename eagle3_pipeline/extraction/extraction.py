@@ -6,7 +6,6 @@ The server is opened once for all missing shards, and proven on a few samples. N
 there is work.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ from eagle3_pipeline.waves import due
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
-
-_logger = logging.getLogger(__name__)
 
 
 def extract_shards(
@@ -68,13 +65,10 @@ def _made(lineage: Lineage, shard: str, *, mend: bool) -> Manifest | None:
         return None
     # A kill just after the manifest leaves the journal, which must not vouch for parts later on.
     (place.folder / JOURNAL_NAME).unlink(missing_ok=True)
-    damaged = damaged_parts(place) if mend else {}
-    if not damaged:
-        return manifest
-    for path, reason in damaged.items():
-        _logger.warning(f"{path}: {reason}; its samples are captured again")
-    reopen(place)
-    return None
+    if mend and damaged_parts(place):
+        reopen(place)
+        return None
+    return manifest
 
 
 def longest_sample(lineage: Lineage) -> int:

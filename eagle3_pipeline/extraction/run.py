@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from eagle3_pipeline.background import Background
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile
@@ -30,6 +32,7 @@ from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
+from eagle3_pipeline.samples.state_room import bytes_below
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.staging import staging_folder
 
@@ -59,7 +62,9 @@ class ExtractionRun:
         self._head = Head.read(lineage.model_path())
         self._table_path = _table_path(lineage)
         self._table = _read_table(self._table_path) or LayerTable(layout.layer_ids)
-        self._space = SpaceWatch(lineage.folder, int(lineage.recipe.storage.keep_free_gib * 2**30))
+        storage = lineage.recipe.storage
+        budget = int(storage.max_gib * 2**30) - bytes_below(lineage.folder) if storage.max_gib else None
+        self._space = SpaceWatch(lineage.folder, int(storage.keep_free_gib * 2**30), budget)
 
     def make(
         self,
@@ -67,6 +72,8 @@ class ExtractionRun:
         finished: Callable[[Manifest], None],
     ) -> None:
         """Make the missing shards; each is told in the caller's thread when its manifest stands."""
+        # Threads of ours that wait for each other cost more than the work, beside a server on the same cores.
+        torch.set_num_threads(1)
         files, needs_server = self._files()
         with ExitStack() as stack:
             connection = None
@@ -185,7 +192,7 @@ def _read_table(path: Path) -> LayerTable | None:
         return LayerTable.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, DamagedFile) as error:
         raise DamagedFile(
             f"{path} is no table of layers ({error}). Delete it: it is measured again."
         ) from error

@@ -327,8 +327,9 @@ class Recipe(Strict):
     def _epochs_in_passes(self) -> Self:
         if self.training.epochs % self.extraction.passes:
             raise ValueError(
-                f"training.epochs is {self.training.epochs}, extraction.passes is {self.extraction.passes}: each "
-                f"pass trains the same number of epochs, so make epochs a multiple of {self.extraction.passes}"
+                f"training.epochs is {self.training.epochs}, extraction.passes is {self.extraction.passes}: "
+                "each pass trains the same number of epochs, so make epochs a multiple of "
+                f"{self.extraction.passes}"
             )
         return self
 

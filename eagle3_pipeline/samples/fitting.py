@@ -27,9 +27,19 @@ class Fit:
 
     @classmethod
     def of(cls, lineage: Lineage, plan: BytePlan) -> "Fit":
-        """The plan with the recipe's waves and the room of this moment."""
+        """The plan with the recipe's waves and the room of this moment, less what lies in the staging folder.
+
+        States on their way are whole and bfloat16, whatever their form will be.
+        """
         recipe = lineage.recipe
-        return cls(plan, recipe.extraction.waves, recipe.training.validation_share, state_room(lineage))
+        on_their_way = min(
+            int(recipe.extraction.staging_gib * 2**30), sum(plan.in_form(*FORMS["bf16"]).missing)
+        )
+        room = state_room(lineage)
+        if on_their_way:
+            why = f"{room.why}, and {gib(on_their_way)} are for states on their way (extraction.staging_gib)"
+            room = StateRoom(room.bytes - on_their_way, why)
+        return cls(plan, recipe.extraction.waves, recipe.training.validation_share, room)
 
     @property
     def wave_plan(self) -> WavePlan:

@@ -29,7 +29,7 @@ def state_room(lineage: Lineage) -> StateRoom:
     disk = StateRoom(free - kept, f"{gib(free)} are free on the disk of {lineage.folder}{reserve}")
     if storage.max_gib is None:
         return disk
-    used = _bytes_below(lineage.folder)
+    used = bytes_below(lineage.folder)
     left = int(storage.max_gib * 2**30) - used
     why = f"storage.max_gib = {storage.max_gib:g} leaves {gib(left)} ({gib(used)} are used)"
     return min(disk, StateRoom(left, why), key=lambda room: room.bytes)
@@ -41,7 +41,8 @@ def gib(count: int) -> str:
     return f"{value:.2f} GiB" if abs(value) < 10 else f"{value:,.0f} GiB"
 
 
-def _bytes_below(folder: Path) -> int:
+def bytes_below(folder: Path) -> int:
+    """Bytes of all files below a folder."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

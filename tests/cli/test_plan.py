@@ -14,7 +14,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Place
 from eagle3_pipeline.samples.audit import audit_samples
 from eagle3_pipeline.target import make_target
-from tests.recipes import finish_prompts, tiny_recipe
+from tests.recipes import NOTHING_ON_ITS_WAY, finish_prompts, tiny_recipe
 from tests.samples.test_audit import make_samples
 
 HIDDEN = 64
@@ -23,7 +23,7 @@ TOKEN = 4 * HIDDEN * 2
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_llama: Path) -> Path:
-    return tiny_recipe(tmp_path, tiny_llama, extraction={"waves": "auto", "passes": 2})
+    return tiny_recipe(tmp_path, tiny_llama, extraction={"waves": "auto", "passes": 2, **NOTHING_ON_ITS_WAY})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from eagle3_pipeline.doctor import disks, leftovers
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
-from tests.recipes import tiny_recipe
+from tests.recipes import NOTHING_ON_ITS_WAY, tiny_recipe
 
 LineageMaker = Callable[..., Lineage]
 CONFIG = {
@@ -38,6 +38,7 @@ def make_lineage(tmp_path: Path, model: Path) -> LineageMaker:
     """The lineage of a tiny recipe with changes."""
 
     def make(**changes: Any) -> Lineage:
+        changes = {"extraction": NOTHING_ON_ITS_WAY} | changes
         recipe = load_recipe(str(tiny_recipe(tmp_path, model, **changes)), tmp_path)
         return Lineage(recipe, tmp_path / "storage")
 

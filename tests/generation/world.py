@@ -21,6 +21,7 @@ from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.selection import digests_of_shards
 from eagle3_pipeline.recipe import Recipe
+from tests.recipes import NOTHING_ON_ITS_WAY
 
 Message = dict[str, str]
 
@@ -37,7 +38,7 @@ def make_recipe(tmp_path: Path, count: int, per_shard: int, **sections: Any) -> 
             "target": {"path": str(tmp_path / "model")},
             "prompts": {"sources": [{"path": str(source)}], "count": count, "per_shard": per_shard},
             "generation": {"concurrency": 4, "max_completion_tokens": 64, "request_timeout_s": 30},
-            "extraction": {"layers": [1, 2, 3, 4]},
+            "extraction": {"layers": [1, 2, 3, 4], **NOTHING_ON_ITS_WAY},
             "evaluation": {"sets": [{"name": "source", "path": str(source)}]},
             **sections,
         }

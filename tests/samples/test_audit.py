@@ -15,6 +15,7 @@ from eagle3_pipeline.samples.drift import Drift, Retokenizer
 from eagle3_pipeline.samples.sample import VERDICTS
 from eagle3_pipeline.shards.consumption import mark_consumed
 from tests.generation.world import make_lineage
+from tests.recipes import NOTHING_ON_ITS_WAY
 from tests.samples.tokenizer import make_tokenizer
 
 # One sample in the states: 4 layers x 8 hidden x 2 bytes for each of its 10 tokens.
@@ -281,15 +282,15 @@ def test_states_over_the_budget_are_refused_with_choices_that_fit(tmp_path: Path
 def test_in_waves_a_set_passes_that_does_not_fit_at_once_and_the_plan_names_each_shard(
     tmp_path: Path,
 ) -> None:
-    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 2}
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 3, **NOTHING_ON_ITS_WAY}
     lineage = make_run(tmp_path, *[["good"] * 10] * 5, extraction=extraction)
     facts = audit_samples(budget(lineage, 3 * 6400)).facts  # two shards and the validation samples
     waves = [["p10-s000", "p10-s001"], ["p10-s002", "p10-s003"], ["p10-s004"]]
-    assert (facts["waves"], facts["passes"]) == (waves, 2)
+    assert (facts["waves"], facts["passes"]) == (waves, 3)
 
 
 def test_a_set_that_fits_at_once_is_gone_through_once(tmp_path: Path) -> None:
-    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 2}
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 3, **NOTHING_ON_ITS_WAY}
     lineage = make_run(tmp_path, *[["good"] * 10] * 2, extraction=extraction)
     facts = audit_samples(lineage).facts
     assert (facts["waves"], facts["passes"]) == ([["p10-s000", "p10-s001"]], 1)

@@ -1,14 +1,17 @@
 """What fits, and that every choice offered really does."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.samples import fitting
 from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths
 from eagle3_pipeline.samples.fitting import Fit, require_room
 from eagle3_pipeline.samples.state_room import StateRoom
 from eagle3_pipeline.shards.format import ShardLayout
+from tests.generation.world import make_lineage
 
 GIB = 2**30
 # 10 shards of 1,000 samples, 200 prompt and 800 completion tokens each: 10 million tokens of 4 x 4096.
@@ -36,6 +39,17 @@ def test_each_form_has_its_bytes() -> None:
 
 def test_what_fits_is_not_refused() -> None:
     assert require_room(fit_of(306)).waves == [[f"s{number}" for number in range(10)]]
+
+
+def test_states_on_their_way_take_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = StateRoom(100 * GIB, "100 GiB are free")
+    monkeypatch.setattr(fitting, "state_room", lambda lineage: room)
+    lineage = make_lineage(tmp_path, [1], 1, extraction={"layers": [1, 2, 3, 4], "staging_gib": 30})
+    found = Fit.of(lineage, PLAN).room
+    assert found.bytes == 70 * GIB
+    assert found.why == "100 GiB are free, and 30 GiB are for states on their way (extraction.staging_gib)"
+    small = replace(PLAN, shards=PLAN.shards[:1], longest=201)
+    assert Fit.of(lineage, small).room.bytes == 100 * GIB - small.bytes
 
 
 def test_what_does_not_fit_is_refused_with_the_choices_that_would_and_no_others() -> None:
