@@ -1,6 +1,6 @@
 """Peak memory of the extraction and of the reader, for n and for 4n samples of the same kind, on a stand-in.
 
-    python -m benchmarks.extraction.memory      4 minutes
+    python -m benchmarks.extraction.memory      5 minutes, and 2 GB of the disk for temporary files
 
 Samples have 100 to 400 tokens, 250 of them make a shard, a part has 16 MiB at most and 32 MiB may be on their
 way, so that even n samples fill each buffer many times. Counted is what a process has to itself: resident,
@@ -38,7 +38,7 @@ from tests.recipes import finish_prompts, tiny_recipe
 
 _PER_SHARD = 250
 _VOCABULARY = range(20, 500)  # past the special tokens
-_HIDDEN = 256
+_HIDDEN = 128
 
 
 def make_world(folder: Path, samples: int) -> tuple[Lineage, Path]:
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shards", type=int, default=4, help="n in shards of 250; fewer for a trial")
+    parser.add_argument("--shards", type=int, default=8, help="n in shards of 250; fewer for a trial")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
