@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -38,6 +38,7 @@ from benchmarks.shards.sets import FORMS, write_files, write_shard
 from eagle3_pipeline.shards.reader import ShardReader
 
 _CHUNK_BYTES = 1 << 20
+_BATCH = 8  # samples of 250 tokens in a training step of 2,048
 Way = Callable[[], None]
 
 
@@ -72,7 +73,14 @@ class Contest:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _read(self, reader: ShardReader) -> None:
-        self._use(reader[index] for index in self._order)
+        self._use(self._batches(reader))
+
+    def _batches(self, reader: ShardReader) -> Iterator[Mapping[str, torch.Tensor]]:
+        """As training reads: what comes next is fetched from the disk meanwhile."""
+        reader.prefetch(self._order[:_BATCH])
+        for start in range(0, len(self._order), _BATCH):
+            reader.prefetch(self._order[start + _BATCH : start + 2 * _BATCH])
+            yield from (reader[index] for index in self._order[start : start + _BATCH])
 
     def _read_files(self) -> None:
         from safetensors.torch import load_file

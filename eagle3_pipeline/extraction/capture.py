@@ -8,7 +8,7 @@ later. Only until the reply does a sample count as one at the server: then the n
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -78,6 +78,8 @@ class Capture:
         # The semaphore, not the connections, is where samples wait: a time limit runs only once sent.
         self._free = asyncio.Semaphore(in_flight)
         self._only_one = asyncio.Lock()
+        self._nobody_alone = asyncio.Event()
+        self._nobody_alone.set()
         self._transport = transport
         # A pool for each connection: one pool of httpcore's looks through all of its own for each request.
         self._connections: list[httpx.AsyncBaseTransport] = []
@@ -106,7 +108,7 @@ class Capture:
             before_sleep=lambda _: self._check_alive(),
         )
         try:
-            return await retrying(self._attempt, token_ids, self._in_flight if alone else 1)
+            return await retrying(self._attempt, token_ids, alone)
         except tenacity.RetryError as error:
             self._check_alive()
             cause = error.last_attempt.exception()
@@ -123,21 +125,19 @@ class Capture:
             return min(error.retry_after_s, _LONGEST_WAIT_S)
         return self._first_wait_s * float(2 ** (state.attempt_number - 1)) * random.uniform(0.5, 1.5)
 
-    async def _attempt(self, token_ids: Sequence[int], slots: int) -> Captured:
-        path = await self._compute(token_ids, slots)
+    async def _attempt(self, token_ids: Sequence[int], alone: bool) -> Captured:
+        path = await self._compute(token_ids, alone)
         try:
             await wait_for_file(path, self._file_timeout_s)
         except (WriteFailed, TimeoutError) as error:
             raise _TransientError(str(error)) from error
         return await asyncio.to_thread(_load_and_delete, path)
 
-    async def _compute(self, token_ids: Sequence[int], slots: int) -> Path:
-        """Have the server compute a sample while `slots` of the places at it are held; the file to come."""
+    async def _compute(self, token_ids: Sequence[int], alone: bool) -> Path:
+        """Have the server compute a sample; the file to come."""
         body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
-        # Two that each hold a half of the places would wait for each other.
-        turn = self._only_one if slots > 1 else nullcontext()
         try:
-            async with turn, self._places(slots):
+            async with self._alone() if alone else self._place():
                 reply = await self._send(body)
         except httpx.TransportError as error:
             raise _TransientError(f"{type(error).__name__}: {error}") from error
@@ -145,16 +145,31 @@ class Capture:
         return self._named_file(reply)
 
     @asynccontextmanager
-    async def _places(self, count: int) -> AsyncIterator[None]:
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places at the server, once nobody waits to be alone there."""
+        while True:
+            await self._nobody_alone.wait()
+            async with self._free:
+                if self._nobody_alone.is_set():
+                    yield
+                    return
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """All places at the server, before anybody else who waits for one."""
         taken = 0
-        try:
-            while taken < count:
-                await self._free.acquire()
-                taken += 1
-            yield
-        finally:
-            for _ in range(taken):
-                self._free.release()
+        # Two that each hold a half of the places would wait for each other.
+        async with self._only_one:
+            self._nobody_alone.clear()
+            try:
+                while taken < self._in_flight:
+                    await self._free.acquire()
+                    taken += 1
+                yield
+            finally:
+                self._nobody_alone.set()
+                for _ in range(taken):
+                    self._free.release()
 
     async def _send(self, body: dict[str, Any]) -> httpx.Response:
         connection = self._idle.pop() if self._idle else self._connection()

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-# Samples on their way for each at the server: one is computed, others wait for their file, for an earlier
-# one, or for their turn at the checks.
-_SAMPLES_PER_SLOT = 8
+# Samples on their way for each at the server: others wait for an earlier one, or for their checks.
+_SAMPLES_PER_SLOT = 4
 _SAMPLES_OF_TABLE = 32
 
 

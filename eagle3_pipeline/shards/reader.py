@@ -5,9 +5,10 @@ sample is asked for; rows are read from the disk when they are used. A reader ca
 processes: each makes its own maps.
 """
 
+import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -102,6 +103,25 @@ class ShardReader:
         number, at = self._find(index)
         offsets = self._parts[number].offsets
         return self._map(number)["loss_mask"][offsets[at] : offsets[at + 1]]
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Have the kernel fetch the states of samples that are wanted soon; returns at once.
+
+        Without it each sample is waited for alone: a disk reads faster what it may read side by side.
+        """
+        for index in indices:
+            number, at = self._find(index)
+            part = self._parts[number]
+            offsets = {"hidden_states": part.offsets, "last_states": part.last_offsets}
+            with part.path.open("rb") as file:
+                for name, rows in offsets.items():
+                    if rows is not None and rows[-1]:
+                        begin, end = part.header.tensors[name]
+                        row = (end - begin) // rows[-1]
+                        length = (rows[at + 1] - rows[at]) * row
+                        os.posix_fadvise(
+                            file.fileno(), begin + rows[at] * row, length, os.POSIX_FADV_WILLNEED
+                        )
 
     def _find(self, index: int) -> tuple[int, int]:
         """Number of the part, and of the sample within it."""

@@ -48,6 +48,9 @@ class SampleSource(Protocol):
     def loss_mask(self, index: int) -> "torch.Tensor":
         """The mask of one sample, `[tokens]`."""
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Have the states of these samples fetched from the disk, to be read soon."""
+
     def read(self, index: int) -> "Mapping[str, torch.Tensor]":
         """hidden_states `[tokens, layers, hidden]`, token_ids and loss_mask `[tokens]` of one sample."""
 

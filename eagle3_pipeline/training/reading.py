@@ -26,14 +26,19 @@ class ReadAhead:
         remaining = iter(planned)
         reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reader")
         try:
-            ahead: deque[Future[Batch]] = deque(
-                reader.submit(pack, source, indices) for indices in islice(remaining, _AHEAD)
-            )
+            ahead: deque[Future[Batch]] = deque()
+
+            def read(batches: int) -> None:
+                for indices in islice(remaining, batches):
+                    source.prefetch(indices)
+                    ahead.append(reader.submit(pack, source, indices))
+
+            read(_AHEAD)
             while ahead:
                 began = time.monotonic()
                 batch = ahead.popleft().result()
                 self.waited += time.monotonic() - began
-                ahead.extend(reader.submit(pack, source, indices) for indices in islice(remaining, 1))
+                read(1)
                 yield batch
         finally:
             reader.shutdown(cancel_futures=True)

@@ -29,6 +29,10 @@ class ShardSource:
         """The mask of one sample, `[tokens]`."""
         return self._reader.loss_mask(index)
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Have the states of these samples fetched from the disk, to be read soon."""
+        self._reader.prefetch(indices)
+
     def read(self, index: int) -> Mapping[str, torch.Tensor]:
         """hidden_states `[tokens, layers, hidden]`, token_ids and loss_mask `[tokens]` of one sample."""
         return self._reader[index]

@@ -52,6 +52,10 @@ class WaveSource:
         """The mask of one sample, `[tokens]`."""
         return self._source.loss_mask(self._at[number])
 
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Have the states of these samples fetched from the disk, to be read soon."""
+        self._source.prefetch([self._at[number] for number in numbers])
+
     def read(self, number: int) -> Mapping[str, torch.Tensor]:
         """hidden_states `[tokens, layers, hidden]`, token_ids and loss_mask `[tokens]` of one sample."""
         return self._source.read(self._at[number])

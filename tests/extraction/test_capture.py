@@ -1,4 +1,5 @@
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -154,3 +155,50 @@ def test_a_full_staging_disk_stops_the_work(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughRoom, match="is full"):
         _fetch(tmp_path, _Server(full))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sample_that_wants_to_be_alone_is_next_and_alone(tmp_path: Path) -> None:
+    now: list[int] = []
+    seen: list[tuple[int, int]] = []
+
+    async def serve(request: httpx.Request) -> httpx.Response:
+        (first, *_) = json.loads(request.content)["prompt"]
+        now.append(first)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        seen.append((first, len(now)))
+        now.remove(first)
+        return _named(_file(tmp_path / f"{first}.safetensors"))
+
+    async def fetch_all() -> None:
+        transport = httpx.MockTransport(serve)
+        async with Capture("http://x", "m", tmp_path, 4, lambda: None, transport=transport) as capture:
+            others = [asyncio.create_task(capture.fetch([number, 0])) for number in range(40)]
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await asyncio.gather(*others, *(capture.fetch([number, 0], alone=True) for number in (100, 101)))
+
+    asyncio.run(fetch_all())
+    order = [first for first, _ in seen]
+    assert sorted(order) == [*range(40), 100, 101]
+    assert {company for first, company in seen if first >= 100} == {1}
+    assert max(company for _, company in seen) == 4
+    assert max(order.index(100), order.index(101)) < 12  # not behind the forty that wait
+
+
+def test_a_cancelled_wait_for_being_alone_lets_the_others_on(tmp_path: Path) -> None:
+    async def serve(request: httpx.Request) -> httpx.Response:
+        (first, *_) = json.loads(request.content)["prompt"]
+        await asyncio.sleep(0.01)
+        return _named(_file(tmp_path / f"{first}.safetensors"))
+
+    async def fetch_all() -> int:
+        transport = httpx.MockTransport(serve)
+        async with Capture("http://x", "m", tmp_path, 2, lambda: None, transport=transport) as capture:
+            others = [asyncio.create_task(capture.fetch([number, 0])) for number in range(6)]
+            alone = asyncio.create_task(capture.fetch([100, 0], alone=True))
+            await asyncio.sleep(0.005)
+            alone.cancel()
+            return len(await asyncio.gather(*others))
+
+    assert asyncio.run(fetch_all()) == 6

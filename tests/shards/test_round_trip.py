@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 import tempfile
 from dataclasses import replace
@@ -70,6 +71,27 @@ def test_several_shards_read_as_one_list_at_random_and_from_another_process(tmp_
         assert same(reader[index], [*first, *second][index])
     with pytest.raises(IndexError):
         reader[5]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_fetched_ahead_are_the_states_of_these_samples_alone(
+    layout: ShardLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [invent(tokens, tokens, layout) for tokens in (3, 5, 2)]
+    folder, _ = make_shard(tmp_path, samples, 1 << 20, "p4-s000", layout)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda file, start, length, advice: asked.append((start, length))
+    )
+    reader = ShardReader([folder])
+    reader.prefetch([1])
+    part = next(folder.glob("part-*")).read_bytes()
+    with safe_open(next(folder.glob("part-*")), framework="pt") as file:
+        wanted = [file.get_tensor("hidden_states")[3:8]]
+        if layout.kept == "trained":
+            wanted.append(file.get_tensor("last_states")[2:5])
+    found = [part[start : start + length] for start, length in asked]
+    assert found == [bytes(one.contiguous().view(torch.uint8).flatten().tolist()) for one in wanted]
 
 
 def test_a_part_is_an_ordinary_safetensors_file_whose_header_says_what_it_is(tmp_path: Path) -> None:

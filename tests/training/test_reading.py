@@ -1,7 +1,7 @@
 """Batches are read ahead, few of them, in order, and what a step waits for them is known."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ class _Watched(Memory):
     def __init__(self, samples: int, fails_at: int | None = None) -> None:
         super().__init__(memory([(8, 2)] * samples).samples)
         self.reads: list[int] = []
+        self.prefetched: list[int] = []
         self.may_read = threading.Event()
         self.may_read.set()
         self.changed = threading.Condition()
@@ -31,6 +32,11 @@ class _Watched(Memory):
             self.reads.append(index)
             self.changed.notify_all()
         return super().read(index)
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        with self.changed:
+            self.prefetched.extend(indices)
+            self.changed.notify_all()
 
     def wait_for_reads(self, count: int) -> None:
         with self.changed:
@@ -47,6 +53,19 @@ def test_batches_come_in_order_and_only_a_few_are_read_before_they_are_wanted() 
     assert source.reads == [0, 1, 2, 3]
     source.may_read.set()
     assert [batch.indices for batch in ahead] == [(index,) for index in range(1, 10)]
+
+
+def test_the_disk_is_asked_for_a_batch_before_the_thread_comes_to_it() -> None:
+    source = _Watched(10)
+    source.may_read.clear()
+    ahead = ReadAhead(source, [(index,) for index in range(10)])
+    reader = threading.Thread(target=lambda: next(ahead))
+    reader.start()
+    with source.changed:
+        assert source.changed.wait_for(lambda: source.prefetched == [0, 1, 2], 10)
+    source.may_read.set()
+    reader.join()
+    ahead.close()
 
 
 def test_time_that_a_step_stands_still_for_its_batch_is_counted_and_other_time_is_not() -> None:

@@ -24,6 +24,9 @@ class Memory:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        pass
+
     def loss_mask(self, index: int) -> torch.Tensor:
         return self.samples[index]["loss_mask"]
 
