@@ -6,7 +6,8 @@
 Id k is what enters layer k: Hugging Face `hidden_states[k]`, vLLM's
 `eagle_aux_hidden_state_layer_ids`, the recipe's `extraction.layers`. Id N = the number of layers is
 what leaves the last layer *before* the final norm (Hugging Face's last entry is after it). SGLang
-and SpecForge count the output of layer k: their k is our k + 1.
+and SpecForge count the output of layer k: their k is our k + 1. A recipe may give theirs
+(`layers_counted: output`); they are converted when it is read, and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -16,18 +17,6 @@ from eagle3_pipeline.recipe.layers import require_rising
 
 CONVENTION = "input-of-layer"
 """Name of the convention, as it stands in each shard's header."""
-
-
-def from_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
-    """Ids as SGLang and SpecForge count them (output of layer k) to ids as they are counted here."""
-    return tuple(layer + 1 for layer in ids)
-
-
-def to_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
-    """Ids as they are counted here to ids as SGLang and SpecForge count them; raises RecipeError on id 0."""
-    if 0 in ids:
-        raise RecipeError(f"layer ids {list(ids)}: id 0 is the embedding, which is the output of no layer")
-    return tuple(layer - 1 for layer in ids)
 
 
 def check_layers(ids: Sequence[int], num_layers: int) -> None:

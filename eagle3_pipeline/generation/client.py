@@ -20,7 +20,7 @@ from tenacity.wait import wait_random_exponential
 
 from eagle3_pipeline.errors import ServerRefused
 from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered, read_reply
-from eagle3_pipeline.recipe.settings import Generation
+from eagle3_pipeline.recipe.generation import Generation
 
 _PASSING_STATUS = {408, 409, 425, 429}
 _REFUSALS = {400, 413, 422}

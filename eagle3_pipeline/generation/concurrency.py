@@ -14,7 +14,7 @@ from anyio import CapacityLimiter
 
 from eagle3_pipeline.errors import ServerStalled
 from eagle3_pipeline.generation.climb import START, Climb
-from eagle3_pipeline.recipe.settings import Generation
+from eagle3_pipeline.recipe.generation import Generation
 from eagle3_pipeline.serving.metrics import ServerMetrics
 
 _logger = logging.getLogger(__name__)

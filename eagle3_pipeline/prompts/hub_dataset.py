@@ -6,7 +6,7 @@ from typing import Any
 from eagle3_pipeline.errors import BadInput, Eagle3Error, SourceUnreachable
 from eagle3_pipeline.prompts.parsing import is_some, media_columns, needed_columns
 from eagle3_pipeline.prompts.sources import Row
-from eagle3_pipeline.recipe.settings import PromptSource
+from eagle3_pipeline.recipe.prompts import PromptSource
 
 _SHUFFLE_BUFFER_ROWS = 10_000  # about 50 MB of conversations
 _SHUFFLE_INPUT_FILES = 10  # the default of datasets, named because another number is another order

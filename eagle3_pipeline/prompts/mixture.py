@@ -15,7 +15,7 @@ from typing import Any
 from eagle3_pipeline.prompts.hub_dataset import name_of, pin, stream_dataset
 from eagle3_pipeline.prompts.sources import Row, read_file
 from eagle3_pipeline.recipe import Recipe
-from eagle3_pipeline.recipe.settings import PromptSource
+from eagle3_pipeline.recipe.prompts import PromptSource
 
 
 @dataclass

@@ -29,7 +29,7 @@ from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.screening import Rejection, Screening
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
-from eagle3_pipeline.recipe.settings import Prompts
+from eagle3_pipeline.recipe.prompts import Prompts
 
 PROMPTS_NAME = "prompts.jsonl"
 REJECTED_NAME = "rejected.jsonl"

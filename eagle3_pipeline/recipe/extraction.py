@@ -1,10 +1,10 @@
 """Settings of the extraction: which hidden states are kept, how exactly, and how they fit the disk."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from eagle3_pipeline.recipe.layers import require_rising
+from eagle3_pipeline.recipe.layers import from_output_of_layer, require_rising
 from eagle3_pipeline.recipe.strict import Strict
 
 Precision = Literal["bf16", "fp8"]
@@ -17,6 +17,9 @@ class Extraction(Strict):
     layers: tuple[int, ...] = Field(strict=False, min_length=2)
     """Layer ids: id k is what enters layer k (Hugging Face `hidden_states[k]`). The last one is the
     number of layers: the last layer's output before the final norm. The others feed the draft."""
+    layers_counted: Literal["input", "output"] = "input"
+    """`output` where `layers` are of SGLang or SpecForge, which name the layer whose output it is: each is
+    then one less than here."""
     concurrency: PositiveInt = 32
     """Requests at the server at the same time."""
     max_sample_tokens: PositiveInt = 4096
@@ -42,6 +45,16 @@ class Extraction(Strict):
     `generation.temperature: 0`."""
     unlisted_vllm: bool = False
     """Go on with a version of vLLM on which the capture of states was never tried."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_by_input(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("layers_counted") != "output":
+            return values
+        ids = values.get("layers")
+        if not isinstance(ids, list | tuple) or not all(isinstance(one, int) for one in ids):
+            return values  # what is wrong with them is said below
+        return {**values, "layers": from_output_of_layer(ids), "layers_counted": "input"}
 
     @model_validator(mode="after")
     def _rising(self) -> Self:

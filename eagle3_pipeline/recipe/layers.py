@@ -1,4 +1,4 @@
-"""The rule on layer ids that holds for every target; extraction/layers.py says what the ids mean."""
+"""Layer ids as a recipe has them; extraction/layers.py says what they mean."""
 
 from collections.abc import Sequence
 
@@ -13,3 +13,8 @@ def require_rising(ids: Sequence[int]) -> None:
         )
     if len(listed) < 2:
         raise ValueError(f"{listed}: at least one layer beside the last must feed the draft")
+
+
+def from_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids as SGLang and SpecForge count them (output of layer k) to ids as they are counted here."""
+    return tuple(layer + 1 for layer in ids)

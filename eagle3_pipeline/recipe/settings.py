@@ -7,140 +7,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from eagle3_pipeline.recipe.extraction import Extraction
+from eagle3_pipeline.recipe.generation import Generation
 from eagle3_pipeline.recipe.models import BaseDraft, Target
 from eagle3_pipeline.recipe.partitions import Partitions
+from eagle3_pipeline.recipe.prompts import Prompts
 from eagle3_pipeline.recipe.server import PHASES, Servers
-from eagle3_pipeline.recipe.strict import Strict
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-# Of a request without a limit of its own: time in the server's queue and prefill, then of each token. A slow
-# but healthy server makes 10 to 50 tokens a second for each of many requests.
-_QUEUE_S = 300.0
-_SLOWEST_TOKEN_S = 0.25
-# vLLM takes 256 sequences at once by default, 1,024 on the largest GPUs: more of them only queue.
-_MOST_IN_FLIGHT = 1024
-
-
-class PromptSource(Strict):
-    """One source of prompts: a local file or a Hugging Face dataset."""
-
-    path: Path | None = Field(default=None, strict=False)
-    """A local .jsonl, .json, .parquet or .csv file, relative to the recipe's folder."""
-    dataset: str | None = None
-    """A Hugging Face dataset id such as `mlabonne/open-perfectblend`; it is streamed."""
-    revision: str = "main"
-    """Branch, tag or commit of `dataset`."""
-    subset: str | None = None
-    """Configuration of `dataset`, where it has several (`main` of `openai/gsm8k`)."""
-    split: str = "train"
-    """Split of `dataset`."""
-    column: str | None = None
-    """The column with the prompt, the user turns or the conversation; recognised when left out."""
-    weight: PositiveFloat = 1
-    """Prompts kept of this source, relative to the other sources, for as long as it has rows."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.path is None) == (self.dataset is None):
-            raise ValueError("exactly one of path and dataset is wanted")
-        return self
-
-
-class Prompts(Strict):
-    """Which prompts the target answers, in which order, and how many in one shard."""
-
-    sources: tuple[PromptSource, ...] = Field(strict=False, min_length=1)
-    """Where prompts come from; several sources are mixed by weight."""
-    count: PositiveInt
-    """Prompts to use: the first `count` of the fixed order. Raising it redoes nothing."""
-    per_shard: PositiveInt
-    """Prompts in one shard (= one Dagster partition). Another size is another plan: nothing is shared."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the order of prompts."""
-    max_prompt_tokens: PositiveInt = 1024
-    """Longer prompts, in tokens of the target, are rejected (and counted)."""
-    near_duplicate_similarity: Share = 0.7
-    """Prompts whose sets of 5-word shingles have a higher Jaccard similarity than this are dropped. Those
-    near evaluation prompts are dropped above 0.7 at the latest, whatever this is."""
-
-    @model_validator(mode="after")
-    def _whole_shards(self) -> Self:
-        if self.count % self.per_shard:
-            lower = self.count - self.count % self.per_shard
-            raise ValueError(
-                f"count {self.count} is not a multiple of per_shard {self.per_shard}, so the last shard "
-                f"would change when the count is raised: use {lower or self.per_shard} or "
-                f"{lower + self.per_shard}"
-            )
-        return self
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """Names of all shards. A name carries the size: `p500-s007` is never a shard of another plan."""
-        return tuple(f"p{self.per_shard}-s{number:03d}" for number in range(self.count // self.per_shard))
-
-
-class LengthBounds(Strict):
-    """Least and most tokens at percentiles of the completion lengths; what is left out has no bounds."""
-
-    p10: tuple[int, int] | None = Field(default=None, strict=False)
-    """Bounds of the length that a tenth of the completions stays below."""
-    p50: tuple[int, int] | None = Field(default=None, strict=False)
-    """Bounds of the median length."""
-    p90: tuple[int, int] | None = Field(default=None, strict=False)
-    """Bounds of the length that a tenth of the completions exceeds."""
-
-    @model_validator(mode="after")
-    def _rising(self) -> Self:
-        for name in type(self).model_fields:
-            bounds = getattr(self, name)
-            if bounds is not None and not 0 <= bounds[0] <= bounds[1]:
-                raise ValueError(f"{name} is {list(bounds)}, expected [least, most] in tokens")
-        return self
-
-
-class Generation(Strict):
-    """How the target answers the prompts."""
-
-    concurrency: PositiveInt | Literal["auto"] = 64
-    """Requests at the server at the same time; `auto` finds the number by the server's throughput."""
-    max_completion_tokens: PositiveInt = 512
-    """Longest completion; longer ones are truncated samples."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
-    """Sampling temperature; 0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling bound."""
-    top_k: int = -1
-    """Sample among the k most probable tokens; -1 is off."""
-    request_timeout_s: PositiveFloat | None = None
-    """Limit of one request from its sending to its last byte. By default 300 s, and 0.25 s for each token
-    that it may take."""
-    server_restarts: NonNegativeInt = 5
-    """How often in one step a server that dies while it answers, or leaves requests without a reply, is
-    followed by another one; never after two in a row that added no reply."""
-    max_truncated_share: Share = 0.5
-    """More truncated samples than this fail `sample_audit`."""
-    max_rejected_share: Share = 0.1
-    """More rejected (empty, degenerate, refused) samples than this fail `sample_audit`."""
-    max_degenerate_share: Share = 0.1
-    """More degenerate samples (loops) than this fail `sample_audit`."""
-    completion_lengths: LengthBounds = LengthBounds()
-    """Bounds of the distribution of completion lengths, outside of which `sample_audit` fails."""
-    train_truncated: bool = True
-    """Whether truncated samples train the draft."""
-
-    @property
-    def most_in_flight(self) -> int:
-        """Requests that may ever be at the server at the same time."""
-        return _MOST_IN_FLIGHT if self.concurrency == "auto" else self.concurrency
-
-    def request_limit_s(self, tokens: int) -> float:
-        """Seconds that a request for `tokens` tokens may take: four tokens a second, after the queue."""
-        return self.request_timeout_s or _QUEUE_S + tokens * _SLOWEST_TOKEN_S
+from eagle3_pipeline.recipe.strict import Share, Strict
 
 
 class Vocabulary(Strict):

@@ -1,6 +1,11 @@
 """The base of all settings: unknown keys are refused, nothing is converted silently or changed later."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A share of a whole: from 0 to 1."""
 
 
 class Strict(BaseModel):

@@ -8,7 +8,8 @@ import yaml
 
 from eagle3_pipeline.evaluation.report import report_markdown_table, verdict
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.recipe.settings import PromptSource, Recipe
+from eagle3_pipeline.recipe.prompts import PromptSource
+from eagle3_pipeline.recipe.settings import Recipe
 from eagle3_pipeline.release.names import public_name, target_name
 
 

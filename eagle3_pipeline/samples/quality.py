@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.recipe.settings import Generation, LengthBounds
+from eagle3_pipeline.recipe.generation import Generation, LengthBounds
 from eagle3_pipeline.samples.drift import Drift
 from eagle3_pipeline.samples.lengths import percentiles
 from eagle3_pipeline.samples.sample import REJECTED

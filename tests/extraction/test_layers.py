@@ -1,17 +1,7 @@
 import pytest
 
 from eagle3_pipeline.errors import RecipeError
-from eagle3_pipeline.extraction.layers import check_layers, from_output_of_layer, to_output_of_layer
-
-
-def test_ids_counted_by_output_convert_to_ids_counted_by_input_and_back() -> None:
-    assert from_output_of_layer([1, 14, 26, 29]) == (2, 15, 27, 30)
-    assert to_output_of_layer((2, 15, 27, 30)) == (1, 14, 26, 29)
-
-
-def test_the_embedding_is_the_output_of_no_layer() -> None:
-    with pytest.raises(RecipeError, match="embedding"):
-        to_output_of_layer([0, 3])
+from eagle3_pipeline.extraction.layers import check_layers
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from eagle3_pipeline.errors import ServerDied, ServerError, ServerRefused
 from eagle3_pipeline.generation.client import GenerationClient
 from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered, read_reply
-from eagle3_pipeline.recipe.settings import Generation
+from eagle3_pipeline.recipe.generation import Generation
 from tests.generation.chat_server import chat_body
 
 Handler = Callable[[httpx.Request], Any]

@@ -7,7 +7,7 @@ from eagle3_pipeline.generation.client import GenerationClient
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.generation.reply import RequestRefused
 from eagle3_pipeline.prompts.prompt import Prompt
-from eagle3_pipeline.recipe.settings import Generation
+from eagle3_pipeline.recipe.generation import Generation
 from tests.fakes.process import SERVED_NAME, stand_in
 
 CONTEXT = 160

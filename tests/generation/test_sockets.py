@@ -14,7 +14,7 @@ import pytest
 from eagle3_pipeline.generation.client import GenerationClient
 from eagle3_pipeline.generation.collection import collect_samples
 from eagle3_pipeline.generation.reply import Reply, Unanswered
-from eagle3_pipeline.recipe.settings import Generation
+from eagle3_pipeline.recipe.generation import Generation
 from tests.generation.chat_server import ChatServer, chat_body, serve_chat
 from tests.generation.world import make_lineage
 

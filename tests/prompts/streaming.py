@@ -97,7 +97,7 @@ def report(hub: Hub, folder: Path, model: Path) -> dict[str, Any]:
     import datasets
 
     from eagle3_pipeline.prompts.hub_dataset import stream_dataset
-    from eagle3_pipeline.recipe.settings import PromptSource
+    from eagle3_pipeline.recipe.prompts import PromptSource
     from tests.prompts.world import make_lineage
 
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0  # else 5 s at the end of each stream

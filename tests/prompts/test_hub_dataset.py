@@ -10,7 +10,7 @@ import pytest
 
 from eagle3_pipeline.errors import BadInput, SourceUnreachable
 from eagle3_pipeline.prompts.hub_dataset import name_of, resolve_revision
-from eagle3_pipeline.recipe.settings import PromptSource
+from eagle3_pipeline.recipe.prompts import PromptSource
 
 Seen = dict[str, Any]
 

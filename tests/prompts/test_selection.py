@@ -14,7 +14,7 @@ from eagle3_pipeline.prompts import mixture, selection
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.selection import make_prompts, read_prompts
 from eagle3_pipeline.prompts.sources import Row
-from eagle3_pipeline.recipe.settings import PromptSource
+from eagle3_pipeline.recipe.prompts import PromptSource
 from tests.prompts.world import make_lineage
 from tests.recipes import distinct_prompts
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.recipe.settings import Generation
+from eagle3_pipeline.recipe.generation import Generation
 from eagle3_pipeline.samples.sample import Sample
 from eagle3_pipeline.serving.server import open_server, stop_servers
 from eagle3_pipeline.serving.specification import extraction_server

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from eagle3_pipeline.errors import RecipeError
 from eagle3_pipeline.recipe import Recipe, load_recipe, load_recipes
+from eagle3_pipeline.recipe.extraction import Extraction
 from eagle3_pipeline.recipe.file import RECIPES_VARIABLE
 
 TRACKED = Path(__file__).parents[2] / "recipes"
@@ -416,3 +417,18 @@ def test_each_pass_must_have_the_same_number_of_epochs(tmp_path: Path) -> None:
     (problem,) = _refusal(tmp_path, _with("extraction.passes", 2))
     assert "training.epochs is 3" in problem
     assert "make epochs a multiple of 2" in problem
+
+
+def test_layers_counted_by_their_output_are_converted_when_the_recipe_is_read(
+    tmp_path: Path,
+) -> None:
+    theirs = _with("extraction.layers", [1, 14, 26, 29])
+    theirs["extraction"]["layers_counted"] = "output"
+    _write(tmp_path, theirs)
+    recipe = load_recipe("tiny", tmp_path)
+    assert recipe.extraction.layers == (2, 15, 27, 30)
+    again = Extraction.model_validate(recipe.extraction.model_dump())
+    assert again == recipe.extraction  # they are not converted a second time
+    theirs["extraction"]["layers"] = [-1, 29]
+    (problem,) = _refusal(tmp_path, theirs)
+    assert "0 is the embedding" in problem
