@@ -120,8 +120,11 @@ def _require_room(lineage: Lineage, missing: list[str], layout: ShardLayout) -> 
     recipe = lineage.recipe
     made = [lineage.synthetic_samples(shard).require().facts for shard in missing]
     tokens = sum(int(facts["prompt_tokens"]) + int(facts["completion_tokens"]) for facts in made)
-    least = (recipe.extraction.staging_gib, recipe.extraction.part_gib)
-    on_the_way = sum(min(int(gib * 2**30), tokens * layout.bytes_per_token) for gib in least)
+    bounds = (
+        (recipe.extraction.staging_gib, layout.as_captured),
+        (recipe.extraction.part_gib, layout),
+    )
+    on_the_way = sum(min(int(gib * 2**30), tokens * form.bytes_per_token) for gib, form in bounds)
     require_free_bytes(
         lineage.folder,
         on_the_way + int(recipe.storage.keep_free_gib * 2**30),

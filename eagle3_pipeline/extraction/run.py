@@ -116,7 +116,9 @@ class ExtractionRun:
     ) -> None:
         slots = self._settings.concurrency
         bounds = Bounds(
-            int(self._settings.staging_gib * 2**30), _SAMPLES_PER_SLOT * slots, self._layout.bytes_per_token
+            int(self._settings.staging_gib * 2**30),
+            _SAMPLES_PER_SLOT * slots,
+            self._layout.as_captured.bytes_per_token,
         )
         total = sum(
             int(self._lineage.synthetic_samples(shard).require().facts["samples"]) for shard in self._missing

@@ -26,7 +26,7 @@ import json
 import math
 import struct
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class ShardLayout:
     def stored_layers(self) -> int:
         """Layers of the tensor hidden_states: all, or all but the last."""
         return len(self.layer_ids) - (self.kept == "trained")
+
+    @property
+    def as_captured(self) -> "ShardLayout":
+        """What comes from a server, on its way to a part: all rows, in bf16."""
+        return replace(self, precision="bf16", kept="all")
 
     def state_bytes(self, tokens: int, trained_tokens: int) -> int:
         """Bytes of the states, with their scales, of `tokens` tokens, `trained_tokens` of completions."""

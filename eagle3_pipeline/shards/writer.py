@@ -151,16 +151,17 @@ class ShardWriter:
 
     def give_up(self) -> None:
         """Delete all parts, which are not to be trusted, so that the next writer begins anew."""
+        # The journal first: after a kill in between nothing vouches for the parts, and they are removed.
+        self._journal.path.unlink(missing_ok=True)
+        fsync_folder(self.folder)
         for path in self.parts:
             path.unlink(missing_ok=True)
-        fsync_folder(self.folder)
-        self._journal.path.unlink()
 
     def close(self, *, finished: bool = False) -> None:
         """Free the lock. With `finished` (the manifest stands) the journal has done its work and goes."""
         self._pending.clear()
         if finished:
-            self._journal.path.unlink()
+            self._journal.path.unlink(missing_ok=True)  # another process may have seen the manifest already
         self._journal.close()
 
     def __enter__(self) -> Self:

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.extraction.space import SpaceWatch
+from tests.extraction.build import HIDDEN, LAYERS, PER_SHARD, StandIn, audit, invent, make_lineage
 
 
 @pytest.fixture
@@ -45,3 +47,13 @@ def test_the_budget_of_the_recipe_is_never_exceeded(tmp_path: Path) -> None:
         NotEnoughRoom, match=r"storage.max_gib is reached: .* 3.00 GiB were left at the start"
     ):
         watch.wrote(1)
+
+
+def test_states_on_their_way_need_room_as_they_are_captured_and_not_as_they_are_kept(
+    tmp_path: Path, free: Callable[[int], None]
+) -> None:
+    lineage = audit(make_lineage(tmp_path, storage={"keep_free_gib": 0}, precision="fp8", part_gib=1e-9))
+    tokens = sum(len(invent(0, index).token_ids) for index in range(PER_SHARD))
+    free(tokens * (len(LAYERS) * HIDDEN * 2 + 9))  # all of them as bf16, and nothing for the part
+    with pytest.raises(NotEnoughRoom, match="staging of hidden states, one part"):
+        extract_shards(lineage, ["p10-s000"], StandIn().open(lineage.staging), lambda shard, made: None)

@@ -2,6 +2,7 @@ import errno
 import io
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -147,3 +148,33 @@ def test_parts_of_another_thing_are_not_continued(tmp_path: Path) -> None:
     shard = place_at(tmp_path).folder
     with ShardWriter(shard, LAYOUT, 1, "e" * 64) as writer:
         assert writer.done == set()
+
+
+@pytest.mark.parametrize("moment", range(1, 4))
+def test_a_kill_while_parts_are_given_up_leaves_none_of_them_listed(moment: int, tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    unlink, steps = Path.unlink, iter(range(1000))
+
+    def killed(self: Path, missing_ok: bool = False) -> None:
+        if next(steps) == moment:
+            raise KeyboardInterrupt
+        unlink(self, missing_ok)
+
+    with ShardWriter(place.folder, LAYOUT, 1, place.fingerprint) as writer:
+        for number in range(3):
+            writer.add(f"s{number}", **invent(30, number))
+        writer.complete()
+        with patch.object(Path, "unlink", killed), pytest.raises(KeyboardInterrupt):
+            writer.give_up()
+    with ShardWriter(place.folder, LAYOUT, 1, place.fingerprint) as writer:
+        assert writer.done == set()
+    assert not list(place.folder.glob("*part-*"))
+
+
+@pytest.mark.parametrize("end", [ShardWriter.give_up, lambda writer: writer.close(finished=True)])
+def test_a_journal_that_another_process_removed_is_not_missed(
+    end: Callable[[ShardWriter], None], tmp_path: Path
+) -> None:
+    with ShardWriter(tmp_path, LAYOUT, 1, "f" * 64) as writer:
+        (tmp_path / JOURNAL_NAME).unlink()
+        end(writer)
