@@ -54,9 +54,12 @@ class Lineage:
         return self.folder / "staging" / "hidden_states"
 
     def captured(self, shard: str) -> Path:
-        """Where states that were captured while generating wait for their shard, one file per sample."""
-        place = self.synthetic_samples(shard)
-        return self.folder / "captured" / place.fingerprint[:12] / shard
+        """Where states that were captured while generating wait for their shard, one file per sample.
+
+        The files do not say which layers they hold, so those of other layers lie elsewhere.
+        """
+        print_ = fingerprint([self.synthetic_samples(shard).fingerprint, self.recipe.extraction.layers])
+        return self.folder / "captured" / print_[:12] / shard
 
     def _place(self, asset: str, inputs: dict[str, Any], shard: str | None = None) -> Place:
         print_ = fingerprint(inputs)

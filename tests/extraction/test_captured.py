@@ -79,6 +79,17 @@ def test_a_file_that_is_not_right_is_as_good_as_none(
     assert reason in message
 
 
+def test_files_of_other_layers_are_not_found_however_many_layers_they_hold(
+    lineage: Lineage,
+) -> None:
+    leave(lineage, IDS)
+    extraction = lineage.recipe.extraction.model_copy(update={"layers": (1, 3, LAYERS[-1])})
+    other = Lineage(lineage.recipe.model_copy(update={"extraction": extraction}), lineage.storage_root)
+    assert len(extraction.layers) == len(LAYERS)
+    assert captured(other, shard(other), planned(IDS)) is None
+    assert captured(lineage, shard(lineage), planned(IDS)) is not None
+
+
 def test_an_empty_file_is_as_good_as_none(lineage: Lineage) -> None:
     leave(lineage, IDS)
     file_of(lineage).write_bytes(b"")
