@@ -16,7 +16,7 @@ from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.wave_runs import WAVE_RUN_TAG, next_run
 from resources import Storage
 from sensors.lost_runs import report_lost_runs
-from sensors.nightly import ACTIVE
+from sensors.nightly import ACTIVE, tags_of_recipe
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def waves_sensor(recipe: Recipe, jobs: Sequence["UnresolvedAssetJobDefinition"]) -> dg.SensorDefinition:
     """Sensor `<slug>_waves` over the jobs of the waves."""
-    pipeline_tags = {name: str(value) for name, value in (jobs[0].tags or {}).items() if "eagle3" in name}
+    pipeline_tags = tags_of_recipe(jobs[0])
 
     @dg.sensor(
         name=f"{recipe.slug}_waves",
