@@ -6,6 +6,7 @@ The server is opened once for all missing shards, and proven on a few samples. N
 there is work.
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -68,6 +69,7 @@ def _made(lineage: Lineage, shard: str, *, mend: bool) -> Manifest | None:
     if mend and damaged_parts(place):
         reopen(place)
         return None
+    shutil.rmtree(lineage.captured(shard), ignore_errors=True)  # and the files that it was made of
     return manifest
 
 

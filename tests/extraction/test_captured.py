@@ -1,6 +1,7 @@
 """Reading back what was captured while a sample was generated."""
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.extraction.capture import Captured
 from eagle3_pipeline.extraction.captured import captured, discard_all, from_files, shards_of_files
+from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples import Sample
@@ -104,6 +106,15 @@ def test_files_go_one_by_one_and_at_last_all_of_a_shard(lineage: Lineage) -> Non
     for _ in range(2):
         discard_all(lineage, shard(lineage))
         assert not stays.parent.exists()
+
+
+def test_files_that_a_kill_left_beside_a_made_shard_go_when_it_is_found(lineage: Lineage) -> None:
+    leave(lineage, IDS)
+    for place in (lineage.sample_audit(), lineage.hidden_state_shards(shard(lineage))):
+        place.folder.mkdir(parents=True, exist_ok=True)
+        place.finish([], {})
+    extract_shards(lineage, [shard(lineage)], nullcontext(), lambda *_: None)  # type: ignore[arg-type]
+    assert not file_of(lineage).exists()
 
 
 def test_states_come_from_files_where_there_are_any_and_else_from_the_server(lineage: Lineage) -> None:
