@@ -11,7 +11,7 @@ came out: names, sizes and checksums of the files, or of a model that lies elsew
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,19 @@ class Place:
             )
         return found
 
-    def finish(self, files: Iterable[Path], facts: dict[str, Any]) -> Manifest:
-        """Checksum and fsync `files` (below the folder), then write the manifest, last and atomically."""
+    def finish(
+        self, files: Iterable[Path], facts: dict[str, Any], checksums: Mapping[Path, str] | None = None
+    ) -> Manifest:
+        """Checksum and fsync `files` (below the folder), then write the manifest, last and atomically.
+
+        `checksums` has the SHA-256 of files that were hashed while they were written: those are not read.
+        """
+        known = checksums or {}
         entries = []
         for path in sorted(files):
             fsync_file(path)
             name = path.relative_to(self.folder).as_posix()
-            entries.append(FileEntry(name, path.stat().st_size, sha256_of_file(path)))
+            entries.append(FileEntry(name, path.stat().st_size, known.get(path) or sha256_of_file(path)))
         fsync_folder(self.folder)
         manifest = Manifest(
             asset=self.asset,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import DamagedFile, MissingInput
 from eagle3_pipeline.manifest import MANIFEST_NAME, Place, read_manifest
 
@@ -152,3 +153,11 @@ def test_a_folder_that_was_moved_by_hand_is_refused(tmp_path: Path) -> None:
         DamagedFile, match=r"is of prompts f{12} , expected prompts e{12} \. Was the folder moved"
     ):
         moved.manifest()
+
+
+def test_a_checksum_that_is_known_is_taken_and_the_others_are_made(tmp_path: Path) -> None:
+    place = _made(tmp_path)
+    files = [tmp_path / "part" / "a.bin", tmp_path / "b.txt"]
+    place.finish(files, {}, checksums={files[0]: "a" * 64})
+    entries = place.require().files
+    assert (entries[0].sha256, entries[1].sha256) == (sha256_of_file(files[1]), "a" * 64)

@@ -40,8 +40,9 @@ def reopen(place: Place) -> None:
     Checksums are compared here, since the manifest that has them goes: a flipped bit in another part must
     not get a new checksum. Raises MissingInput for a shard that is not complete, Busy.
     """
-    manifest = place.require()
+    place.require()
     with Journal(place.folder / JOURNAL_NAME, place.fingerprint) as journal:
+        manifest = place.require()  # another process may have mended the shard before we had the lock
         records = []
         for entry in manifest.files:
             path = place.folder / entry.path
@@ -54,6 +55,14 @@ def reopen(place: Place) -> None:
                 continue
             header = read_header(path)
             samples, tokens = len(header.sample_ids), header.tokens
-            records.append({"part": entry.path, "bytes": entry.bytes, "samples": samples, "tokens": tokens})
+            records.append(
+                {
+                    "part": entry.path,
+                    "bytes": entry.bytes,
+                    "sha256": entry.sha256,
+                    "samples": samples,
+                    "tokens": tokens,
+                }
+            )
         journal.append(records)
         set_manifest_aside(place.folder)

@@ -11,6 +11,7 @@ not finished, and one that is not what the journal says is damaged: the next wri
 their samples are made again.
 """
 
+import hashlib
 import itertools
 import logging
 import os
@@ -88,7 +89,8 @@ class ShardWriter:
         self._pending_bytes = bytes_of_empty_part(layout)
         self.done: set[str] = set()
         self.tokens = 0
-        self.parts: list[Path] = []
+        self.parts: dict[Path, str] = {}
+        """The finished parts, each with its SHA-256."""
         self.notes: list[dict[str, Any]] = []
         try:
             self._recover()
@@ -108,14 +110,14 @@ class ShardWriter:
                 _logger.warning(f"{path} {flaw}: the samples in it are made again")
                 continue
             header = read_header(path)
-            self._list(path, header.sample_ids, header.tokens)
+            self._list(path, record["sha256"], header.sample_ids, header.tokens)
             self.notes.append(record.get("note", {}))
         for path in self.folder.iterdir():
             if path not in self.parts and path.name.lstrip(".").startswith("part-"):
                 path.unlink()
 
-    def _list(self, path: Path, sample_ids: tuple[str, ...], tokens: int) -> None:
-        self.parts.append(path)
+    def _list(self, path: Path, sha256: str, sample_ids: tuple[str, ...], tokens: int) -> None:
+        self.parts[path] = sha256
         self.done.update(sample_ids)
         self.tokens += tokens
 
@@ -143,11 +145,11 @@ class ShardWriter:
         self._pending_bytes += size
         self._pending.append(sample)
 
-    def complete(self) -> list[Path]:
-        """Write what is left and return the paths of all parts, for the manifest."""
+    def complete(self) -> dict[Path, str]:
+        """Write what is left and return all parts with their SHA-256, for the manifest."""
         if self._pending:
             self._write_part()
-        return list(self.parts)
+        return dict(self.parts)
 
     def give_up(self) -> None:
         """Delete all parts, which are not to be trusted, so that the next writer begins anew."""
@@ -181,9 +183,10 @@ class ShardWriter:
         trained = sum(sample.trained_tokens for sample in self._pending)
         try:
             with temporary.open("wb") as file:
-                file.write(encode_header(self.layout, sample_ids, tokens, trained))
+                hashed = _Hashed(file)
+                hashed.write(encode_header(self.layout, sample_ids, tokens, trained))
                 for name in tensors_of(self.layout, len(sample_ids), tokens, trained):
-                    _write_rows(file, name, self._pending)
+                    _write_rows(hashed, name, self._pending)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -195,14 +198,32 @@ class ShardWriter:
         record: dict[str, Any] = {
             "part": path.name,
             "bytes": size,
+            "sha256": hashed.sha256,
             "samples": len(sample_ids),
             "tokens": tokens,
             "note": self._note(),
         }
         self._journal.append([record])
-        self._list(path, sample_ids, tokens)
+        self._list(path, hashed.sha256, sample_ids, tokens)
         self._pending = []
         self._pending_bytes = bytes_of_empty_part(self.layout)
+
+
+class _Hashed:
+    """A file whose checksum is known when it is written: a whole shard is not read again at its end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._digest.update(data)
+        self._file.write(data)
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of what was written so far."""
+        return self._digest.hexdigest()
 
 
 def _as_stored(
@@ -222,7 +243,7 @@ def _as_stored(
     return stored
 
 
-def _write_rows(file: BinaryIO, name: str, samples: list[_Pending]) -> None:
+def _write_rows(file: _Hashed, name: str, samples: list[_Pending]) -> None:
     if name in ("offsets", "last_offsets"):
         is_last = name == "last_offsets"
         lengths = [sample.trained_tokens if is_last else sample.tokens for sample in samples]
@@ -232,7 +253,7 @@ def _write_rows(file: BinaryIO, name: str, samples: list[_Pending]) -> None:
         _write_tensor(file, sample.tensors[name])
 
 
-def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
+def _write_tensor(file: _Hashed, tensor: torch.Tensor) -> None:
     data = tensor.contiguous().flatten().view(torch.uint8).numpy().data
     for start in range(0, len(data), _STEP_BYTES):
         file.write(data[start : start + _STEP_BYTES])

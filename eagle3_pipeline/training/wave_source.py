@@ -100,6 +100,7 @@ def keep_validation(
         for name in found:
             if name not in writer.done:
                 writer.add(name, **reader[at[name]])
-        place.finish(writer.complete(), {"samples": len(found)})
+        parts = writer.complete()
+        place.finish(parts, {"samples": len(found)}, checksums=parts)
         writer.close(finished=True)
     return place.folder

@@ -46,7 +46,8 @@ def write_shard(
         missing = [sample_id for sample_id in samples if sample_id not in writer.done]
         for sample_id in missing:
             writer.add(sample_id, **samples[sample_id])
-        place.finish(writer.complete(), _FACTS)
+        parts = writer.complete()
+        place.finish(parts, _FACTS, checksums=parts)
         writer.close(finished=True)
     return missing
 

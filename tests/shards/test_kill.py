@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle3_pipeline import manifest as manifest_module
 from eagle3_pipeline.durable_files import Journal, read_journal
 from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.shards import writer as writer_module
@@ -26,7 +27,8 @@ def _write_all(folder: Path, samples: list[Invented], part_bytes: int) -> None:
         for number, sample in enumerate(samples):
             if f"s{number}" not in writer.done:
                 writer.add(f"s{number}", **sample)
-        place.finish(writer.complete(), {})
+        parts = writer.complete()
+        place.finish(parts, {}, checksums=parts)
         writer.close(finished=True)
 
 
@@ -81,6 +83,7 @@ def test_a_kill_between_any_two_files_leaves_no_half_listed_part_and_is_gone_on_
                     assert read_header(shard / str(record.get("part"))).file_bytes == record["bytes"]
         if not (shard / "manifest.json").exists():
             _write_all(folder, samples, part_bytes)
+        place_at(folder).verify()
         reader = ShardReader([shard])
         assert sorted(reader.sample_ids) == sorted(f"s{number}" for number in range(len(samples)))
         for index, sample_id in enumerate(reader.sample_ids):
@@ -178,3 +181,18 @@ def test_a_journal_that_another_process_removed_is_not_missed(
     with ShardWriter(tmp_path, LAYOUT, 1, "f" * 64) as writer:
         (tmp_path / JOURNAL_NAME).unlink()
         end(writer)
+
+
+def test_no_part_is_read_again_for_its_checksum_whichever_run_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path) -> str:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(manifest_module, "sha256_of_file", read)
+    samples = [invent(30, seed) for seed in range(4)]
+    _write_until_killed(tmp_path, samples, 1, moment=3 * 2 + 1)
+    assert list(place_at(tmp_path).folder.glob("part-*"))
+    _write_all(tmp_path, samples, 1)
+    monkeypatch.undo()
+    assert len(place_at(tmp_path).verify().files) == 4

@@ -3,6 +3,7 @@ import os
 import tempfile
 from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -73,6 +74,7 @@ def test_after_any_damage_exactly_the_samples_of_the_damaged_parts_are_made_agai
             again = write_shard(place, samples, part_bytes, layout)
             assert set(again) == {sample_id for part in chosen for sample_id in held[part]}
             assert damaged_parts(place) == {}
+            place.verify()
             reader = ShardReader([place.folder])
             assert sorted(reader.sample_ids) == sorted(samples)
             for index, sample_id in enumerate(reader.sample_ids):
@@ -200,3 +202,22 @@ def test_a_shard_that_somebody_repairs_is_busy(tmp_path: Path) -> None:
     folder, manifest = make_shard(tmp_path, [invent(30, 0)])
     with Journal(folder / JOURNAL_NAME, manifest.fingerprint), pytest.raises(Busy):
         reopen(place_at(tmp_path))
+
+
+def test_a_shard_that_another_process_mended_meanwhile_keeps_its_new_parts(tmp_path: Path) -> None:
+    samples = {f"s{seed}": invent(30, seed) for seed in range(3)}
+    place = place_at(tmp_path)
+    write_shard(place, samples, 1)
+    opened = Journal.__init__
+
+    def mended_before_the_lock(self: Journal, *arguments: Any) -> None:
+        with patch.object(Journal, "__init__", opened):
+            for part in sorted(place.folder.glob("part-*"))[:2]:
+                part.unlink()
+            reopen(place)
+            write_shard(place, samples, 1 << 20)  # one part of two samples
+        opened(self, *arguments)
+
+    with patch.object(Journal, "__init__", mended_before_the_lock):
+        reopen(place)
+    assert write_shard(place, samples, 1) == []

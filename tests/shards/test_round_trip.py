@@ -39,6 +39,7 @@ def test_any_samples_in_parts_of_any_size_come_back_as_their_precision_says(
     with tempfile.TemporaryDirectory() as temporary:
         place = place_at(Path(temporary))
         write_shard(place, samples, part_bytes, layout)
+        place.verify()
         reader = ShardReader([place.folder])
         assert reader.lengths == lengths
         assert reader.sample_ids == ids[: len(lengths)]
@@ -215,7 +216,7 @@ def test_samples_that_do_not_fit_the_layout_are_a_bug_of_the_caller(tmp_path: Pa
         ):
             with pytest.raises(ValueError, match="x: "):
                 writer.add("x", **(good | changes))
-        assert writer.complete() == []
+        assert writer.complete() == {}
 
 
 @pytest.mark.parametrize("kept", LAYOUTS)
