@@ -23,7 +23,8 @@ from typing import Any
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile, MissingInput, RecipeError
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.shards.consumption import consumption, forget, mark_consumed
+from eagle3_pipeline.shards.consumption import consumption, mark_consumed
+from eagle3_pipeline.shards.repair import forget
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,18 @@ def due(lineage: Lineage, shards: Sequence[str]) -> list[str]:
         )
     for shard in turn.shards:
         if shard in places and consumption(places[shard].folder) is not None:
-            forget(places[shard].folder)
+            forget(places[shard])
     return list(places)
 
 
 def _due_at_once(lineage: Lineage, shards: Sequence[str]) -> list[str]:
     """All shards in one turn; those that a training in waves consumed are wanted again, until one is made."""
-    folders = {shard: lineage.hidden_state_shards(shard).folder for shard in shards}
-    gone = {shard for shard, folder in folders.items() if consumption(folder) is not None}
+    places = {shard: lineage.hidden_state_shards(shard) for shard in shards}
+    gone = {shard for shard, place in places.items() if consumption(place.folder) is not None}
     if gone and _is_trained(lineage):
         return [shard for shard in shards if shard not in gone]
     for shard in gone:
-        forget(folders[shard])
+        forget(places[shard])
     return list(shards)
 
 

@@ -16,8 +16,6 @@ from eagle3_pipeline.errors import DamagedFile, MissingInput
 from eagle3_pipeline.manifest import MANIFEST_NAME, read_manifest
 
 CONSUMED_NAME = "consumed.json"
-SET_ASIDE_NAME = MANIFEST_NAME + ".set-aside"
-"""The manifest of a shard that is made again, until the next one is set aside."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,3 @@ def mark_consumed(folder: Path, by: str, turn: int) -> None:
     for entry in manifest.files:
         (folder / entry.path).unlink(missing_ok=True)
     fsync_folder(folder)
-
-
-def forget(folder: Path) -> None:
-    """Let the consumed shard at `folder` be made again; nothing happens where none is."""
-    # In this order: after a kill in between, the shard is complete without parts, so it is made again too.
-    (folder / CONSUMED_NAME).unlink(missing_ok=True)
-    set_manifest_aside(folder)
-
-
-def set_manifest_aside(folder: Path) -> None:
-    """Make the shard at `folder` incomplete; what its parts hold stays."""
-    if (folder / MANIFEST_NAME).exists():
-        (folder / MANIFEST_NAME).replace(folder / SET_ASIDE_NAME)
-    if folder.exists():
-        fsync_folder(folder)

@@ -1,4 +1,6 @@
-"""Complete shards of which a part was lost: found without reading their data, and opened to be completed.
+"""Complete shards that are to be made again: those of which a part was lost, and those that were consumed.
+
+A lost part is found without reading the others' data, and the shard is opened to be completed:
 
     1. damaged parts are deleted
     2. the sound ones are listed in the journal, as if a kill had come before the manifest
@@ -11,11 +13,14 @@ Killed before 3, the shard still counts as complete and is still found damaged, 
 import logging
 from pathlib import Path
 
-from eagle3_pipeline.durable_files import Journal, sha256_of_file
-from eagle3_pipeline.manifest import Place
-from eagle3_pipeline.shards.consumption import consumption, set_manifest_aside
+from eagle3_pipeline.durable_files import Journal, fsync_folder, sha256_of_file
+from eagle3_pipeline.manifest import MANIFEST_NAME, Place
+from eagle3_pipeline.shards.consumption import CONSUMED_NAME, consumption
 from eagle3_pipeline.shards.format import read_header
 from eagle3_pipeline.shards.listing import JOURNAL_NAME, flaw_of
+
+SET_ASIDE_NAME = MANIFEST_NAME + ".set-aside"
+"""The manifest of a shard that is made again, until the next one is set aside."""
 
 _logger = logging.getLogger(__name__)
 
@@ -65,4 +70,23 @@ def reopen(place: Place) -> None:
                 }
             )
         journal.append(records)
-        set_manifest_aside(place.folder)
+        _set_manifest_aside(place.folder)
+
+
+def forget(place: Place) -> None:
+    """Let a consumed shard be made again; nothing happens where none is. Raises Busy."""
+    if consumption(place.folder) is None:
+        return
+    with Journal(place.folder / JOURNAL_NAME, place.fingerprint):
+        # Another process may have forgotten it before we had the lock, and made it again.
+        if consumption(place.folder) is not None:
+            # In this order: after a kill in between, the shard is complete without parts: made again too.
+            (place.folder / CONSUMED_NAME).unlink()
+            _set_manifest_aside(place.folder)
+
+
+def _set_manifest_aside(folder: Path) -> None:
+    """Make the shard at `folder` incomplete; what its parts hold stays."""
+    if (folder / MANIFEST_NAME).exists():
+        (folder / MANIFEST_NAME).replace(folder / SET_ASIDE_NAME)
+    fsync_folder(folder)
