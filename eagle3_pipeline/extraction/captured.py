@@ -41,9 +41,9 @@ def from_files(lineage: Lineage, shard_of: Mapping[str, str], server: Fetch | No
     Without a server, a file that cannot be used is deleted and DamagedFile raised.
     """
 
-    async def fetch(sample: PlannedSample, *, alone: bool = False) -> Captured:
+    async def fetch(sample: PlannedSample, *, alone: bool = False, again: bool = False) -> Captured:
         shard = shard_of.get(sample.sample_id)
-        if shard is not None and not alone:
+        if shard is not None and not alone and not again:
             found = await asyncio.to_thread(captured, lineage, shard, sample)
             if found is not None:
                 return found

@@ -18,10 +18,12 @@ from eagle3_pipeline.shards.format import ShardLayout
 _logger = logging.getLogger(__name__)
 
 _ONE_IN = 100
-# Per layer, the median over rows of the cosine between two captures of the same ids. Other company in a
-# batch changes the last bits of a rounding (above 0.9999 here); a token that takes other experts for it moves
-# single rows, which the median leaves out. States of another request are far below.
+# Per layer, the cosines of the rows of two captures of the same ids. Other company in a batch changes the
+# last bits of a rounding (above 0.9999 here); a token that takes other experts for it moves single rows,
+# which the median and the lowest tenth leave out. States of another request are far below.
 LEAST_COSINE = 0.99
+LEAST_OF_TENTH = 0.9
+_ROWS_AT_ONCE = 256  # the states of a whole sample as float32 may be gigabytes
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,25 @@ class Outcome:
     captured: Captured | None
     reason: str = ""
     was_retried: bool = False
+    was_compared: bool = False
+    """Whether it was captured again alone, and was the same."""
 
 
 class Fetch(Protocol):
-    """Where states come from: the server, or files that were captured before."""
+    """Where states come from: the server, or files that were captured before.
 
-    async def __call__(self, sample: PlannedSample, *, alone: bool = False) -> Captured: ...
+    `again` says that what came the first time was not right: the same file is no second try.
+    """
+
+    async def __call__(
+        self, sample: PlannedSample, *, alone: bool = False, again: bool = False
+    ) -> Captured: ...
 
 
 def from_server(capture: Capture) -> Fetch:
     """Ask the extraction server."""
 
-    async def fetch(sample: PlannedSample, *, alone: bool = False) -> Captured:
+    async def fetch(sample: PlannedSample, *, alone: bool = False, again: bool = False) -> Captured:
         return await capture.fetch(sample.token_ids, alone=alone)
 
     return fetch
@@ -61,29 +70,31 @@ class Inspector:
     async def outcome(self, sample: PlannedSample) -> Outcome:
         """The states of a sample, or the reason why they are unusable also the second time.
 
-        Raises what Capture.fetch raises.
+        One in a hundred is captured again alone, before anybody has its states: so each of these that is in a
+        part was compared. Raises QualityError where they differ, and what Capture.fetch raises.
         """
         captured, reason = await self._try(sample)
         if was_retried := captured is None and reason != _REFUSED:
             _logger.warning(f"{sample.sample_id}: {reason}; it is captured once more")
-            captured, reason = await self._try(sample)
-        return Outcome(captured, reason, was_retried)
+            captured, reason = await self._try(sample, again=True)
+        if captured is None or not self.compares(sample):
+            return Outcome(captured, reason, was_retried)
+        try:
+            alone = await self._fetch(sample, alone=True)
+        except SampleRefusedError as error:
+            return Outcome(None, _refused(sample, error), was_retried)
+        await asyncio.to_thread(require_same, sample.sample_id, alone, captured)
+        return Outcome(captured, reason, was_retried, was_compared=True)
 
     def compares(self, sample: PlannedSample) -> bool:
         """Whether this sample is to be captured again alone."""
         return self._compare and is_compared(sample.sample_id)
 
-    async def compare(self, sample: PlannedSample, among_others: Captured) -> None:
-        """Capture a sample again alone; raises QualityError where its states differ from `among_others`."""
-        alone = await self._fetch(sample, alone=True)
-        await asyncio.to_thread(require_same, sample.sample_id, alone, among_others)
-
-    async def _try(self, sample: PlannedSample) -> tuple[Captured | None, str]:
+    async def _try(self, sample: PlannedSample, *, again: bool = False) -> tuple[Captured | None, str]:
         try:
-            captured = await self._fetch(sample)
+            captured = await self._fetch(sample, again=again)
         except SampleRefusedError as error:
-            _logger.warning(f"the extraction server refuses {sample.sample_id}: {error}")
-            return None, _REFUSED
+            return None, _refused(sample, error)
         reason = await asyncio.to_thread(self._reason, sample, captured)
         return (None, reason) if reason else (captured, "")
 
@@ -96,6 +107,11 @@ class Inspector:
 _REFUSED = "refused_by_server"
 
 
+def _refused(sample: PlannedSample, error: SampleRefusedError) -> str:
+    _logger.warning(f"the extraction server refuses {sample.sample_id}: {error}")
+    return _REFUSED
+
+
 def is_compared(sample_id: str) -> bool:
     """Whether this sample is one of the hundred that is captured again alone; the same ones in every run."""
     return int.from_bytes(hashlib.sha256(sample_id.encode()).digest()[:4], "big") % _ONE_IN == 0
@@ -103,14 +119,30 @@ def is_compared(sample_id: str) -> bool:
 
 def require_same(sample_id: str, alone: Captured, among_others: Captured) -> None:
     """Raise QualityError where two captures of one sample differ by more than rounding."""
-    cosines = torch.full((1,), -1.0)
-    if alone.states.shape == among_others.states.shape:
-        cosines = torch.cosine_similarity(alone.states.float(), among_others.states.float(), dim=-1)
-        cosines = cosines.median(dim=0).values
-    if float(cosines.min()) < LEAST_COSINE:
+    cosines = _cosines(alone.states, among_others.states)
+    median = cosines.median(dim=0).values
+    # Not between two rows: one row of other experts must not spoil a short sample.
+    tenth = cosines.quantile(0.1, dim=0, interpolation="higher")
+    # Said so that values that are no numbers fail.
+    if not (float(median.min()) >= LEAST_COSINE and float(tenth.min()) >= LEAST_OF_TENTH):
         raise QualityError(
             f"the states of {sample_id}, captured alone, differ from those captured among others: cosines "
-            f"by layer {[round(value, 3) for value in cosines.tolist()]}, expected {LEAST_COSINE} at least. "
+            f"by layer {_rounded(median)} (median of the rows), {_rounded(tenth)} (lowest tenth), expected "
+            f"{LEAST_COSINE} and {LEAST_OF_TENTH} at least. "
             "This server's states depend on what else is at it, so none of them can be trusted. Look at "
             "server.extraction.extra_args and the version of vLLM."
         )
+
+
+def _cosines(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Of each row of each layer `[tokens, layers]`; -1 where the shapes differ."""
+    if first.shape != second.shape:
+        return torch.full((1, 1), -1.0)
+    chunks = (slice(at, at + _ROWS_AT_ONCE) for at in range(0, len(first), _ROWS_AT_ONCE))
+    return torch.cat(
+        [torch.cosine_similarity(first[rows].float(), second[rows].float(), dim=-1) for rows in chunks]
+    )
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, 3) for value in values.tolist()]

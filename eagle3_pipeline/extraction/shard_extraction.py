@@ -91,6 +91,7 @@ class ShardExtraction:
         # After it: a part that the writer wrote just now does not hold this sample yet.
         self._meaning.look(sample.sample_id, token_ids, mask, states[:, -1])
         self._table.add(states)
+        self.compared += outcome.was_compared
 
     def _quarantine(self, sample: PlannedSample, reason: str) -> None:
         self._quarantined[sample.sample_id] = reason
@@ -150,10 +151,14 @@ class ShardExtraction:
             "seconds": round(seconds, 3),
             "tokens_per_second": round((self._writer.tokens - self._began_with) / max(seconds, 1e-9), 1),
         }
-        manifest = self.place.finish(parts, facts)
+        manifest = self.place.finish(parts, facts, checksums=parts)
         self._writer.close(finished=True)
         self._on_finished()
         return manifest
+
+    def give_up(self) -> None:
+        """Delete the parts, which are not to be trusted; then close."""
+        self._writer.give_up()
 
     def close(self) -> None:
         """Free the shard's lock; what is not in a part yet is made again by the next run."""

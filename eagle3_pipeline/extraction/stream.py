@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.extraction.inspection import Inspector, Outcome
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.extraction.progress import Progress
@@ -58,47 +59,69 @@ async def stream(
     """Extract all missing samples of `works`, which are opened one by one as they are reached.
 
     `on_finished` is called on this thread with each shard's manifest, in order. Raises what Inspector.outcome
-    and ShardExtraction raise; then nothing is left running, and finished shards and parts stand.
+    and ShardExtraction raise; then nothing is left running, and finished shards and parts stand. Only where
+    the states of a sample depend on what else is at the server are the parts of its shard given up.
     """
     opened: list[ShardExtraction] = []
-    jobs = _jobs(works, opened, progress)
-    queue: deque[_Queued] = deque()
-    comparisons: list[asyncio.Task[None]] = []
-    next_job = next(jobs, None)
+    ahead = _Ahead(_jobs(works, opened, progress), inspector, bounds)
     try:
-        while next_job is not None or queue:
-            on_its_way = sum(one.size for one in queue)
-            while next_job is not None:
-                work, sample = next_job
-                size = len(sample.token_ids) * bounds.bytes_per_token if sample else 0
-                if not bounds.leave_room(len(queue), on_its_way, size):
-                    break
-                task = asyncio.create_task(inspector.outcome(sample)) if sample else None
-                queue.append(_Queued(work, sample, task, size))
-                on_its_way += size
-                next_job = next(jobs, None)
-            first = queue.popleft()
+        while (first := ahead.take_first()) is not None:
             if first.sample is None or first.task is None:
-                await asyncio.gather(*comparisons)
-                comparisons.clear()
                 on_finished(await _in_thread(first.work.finish))
                 opened.remove(first.work)
             else:
-                outcome = await first.task
+                outcome = await _outcome(first.work, first.task)
                 await _take(first.work, first.sample, outcome, progress)
-                if outcome.captured is not None and inspector.compares(first.sample):
-                    first.work.compared += 1
-                    comparison = inspector.compare(first.sample, outcome.captured)
-                    # Beside the others, which go on meanwhile; a shard waits for its own at its end.
-                    comparisons.append(asyncio.create_task(comparison))
     finally:
-        waiting = (one.task for one in queue if one.task is not None)
-        running: list[asyncio.Task[Any]] = [*comparisons, *waiting]
+        await ahead.cancel()
+        for work in opened:
+            work.close()
+
+
+class _Ahead:
+    """What is asked for before its turn: as much as the bounds allow."""
+
+    def __init__(
+        self,
+        jobs: Iterator[tuple[ShardExtraction, PlannedSample | None]],
+        inspector: Inspector,
+        bounds: Bounds,
+    ) -> None:
+        self._jobs = jobs
+        self._inspector = inspector
+        self._bounds = bounds
+        self._queue: deque[_Queued] = deque()
+        self._held: tuple[ShardExtraction, PlannedSample | None] | None = None
+        """Did not fit within the bounds."""
+
+    def take_first(self) -> _Queued | None:
+        """Ask for what fits, and take out what comes first; None at the end."""
+        self._fill()
+        return self._queue.popleft() if self._queue else None
+
+    def _fill(self) -> None:
+        on_its_way = sum(one.size for one in self._queue)
+        while (job := self._held or next(self._jobs, None)) is not None:
+            work, sample = self._held = job
+            size = self._size(sample) if sample else 0
+            if not self._bounds.leave_room(len(self._queue), on_its_way, size):
+                return
+            self._held = None
+            task = asyncio.create_task(self._inspector.outcome(sample)) if sample else None
+            self._queue.append(_Queued(work, sample, task, size))
+            on_its_way += size
+
+    def _size(self, sample: PlannedSample) -> int:
+        # One that is compared is there twice.
+        captures = 2 if self._inspector.compares(sample) else 1
+        return captures * len(sample.token_ids) * self._bounds.bytes_per_token
+
+    async def cancel(self) -> None:
+        """Leave nothing running."""
+        running = [one.task for one in self._queue if one.task is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for work in opened:
-            work.close()
 
 
 def _jobs(
@@ -111,6 +134,15 @@ def _jobs(
         for sample in work.missing:
             yield work, sample
         yield work, None
+
+
+async def _outcome(work: ShardExtraction, task: asyncio.Task[Outcome]) -> Outcome:
+    try:
+        return await task
+    except QualityError:
+        # Not of this sample alone: what is in the parts may be as wrong, and no later run compares it.
+        await _in_thread(work.give_up)
+        raise
 
 
 async def _take(work: ShardExtraction, sample: PlannedSample, outcome: Outcome, progress: Progress) -> None:
