@@ -8,7 +8,7 @@ later. Only until the reply does a sample count as one at the server: then the n
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3_pipeline.errors import ServerRefused, ServerStalled
-from eagle3_pipeline.staging import WriteFailed, wait_for_file
+from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, WriteFailed, wait_for_file
 
 _ATTEMPTS = 5
 # All samples in flight may wait for each other's prefill: 32 x 4096 tokens at 500 tokens/s, doubled.
@@ -80,6 +80,8 @@ class Capture:
         self._only_one = asyncio.Lock()
         self._nobody_alone = asyncio.Event()
         self._nobody_alone.set()
+        self._late: set[Path] = set()
+        """Files of requests that were given up: each may still come."""
         self._transport = transport
         # A pool for each connection: one pool of httpcore's looks through all of its own for each request.
         self._connections: list[httpx.AsyncBaseTransport] = []
@@ -91,6 +93,7 @@ class Capture:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._delete_late()
         for connection in self._connections:
             await connection.aclose()
 
@@ -127,11 +130,23 @@ class Capture:
 
     async def _attempt(self, token_ids: Sequence[int], alone: bool) -> Captured:
         path = await self._compute(token_ids, alone)
+        self._delete_late()
         try:
             await wait_for_file(path, self._file_timeout_s)
-        except (WriteFailed, TimeoutError) as error:
+        except TimeoutError as error:
+            self._late.add(path)
+            raise _TransientError(str(error)) from error
+        except WriteFailed as error:
             raise _TransientError(str(error)) from error
         return await asyncio.to_thread(_load_and_delete, path)
+
+    def _delete_late(self) -> None:
+        """Delete what came after nobody waited for it any more, the marks of failed writes too."""
+        for path in list(self._late):
+            for suffix in ("", NO_ROOM_SUFFIX, FAILED_SUFFIX):
+                with suppress(FileNotFoundError):
+                    path.with_name(path.name + suffix).unlink()
+                    self._late.discard(path)
 
     async def _compute(self, token_ids: Sequence[int], alone: bool) -> Path:
         """Have the server compute a sample; the file to come."""

@@ -147,6 +147,41 @@ def test_a_file_that_never_comes_or_is_torn_is_asked_for_again(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("suffix", ["", ".failed", ".no-room"])
+def test_a_file_that_comes_when_nobody_waits_for_it_any_more_is_deleted(tmp_path: Path, suffix: str) -> None:
+    late = tmp_path / "0.safetensors"
+
+    def answer(number: int) -> httpx.Response:
+        if number == 0:
+            return _named(late)
+        _file(late).rename(late.with_name(late.name + suffix))
+        return _named(_file(tmp_path / "1.safetensors"))
+
+    async def fetch() -> list[Path]:
+        transport = httpx.MockTransport(_Server(answer))
+        arguments = ("http://x", "m", tmp_path, 4, lambda: None)
+        async with Capture(*arguments, transport=transport, first_wait_s=0.0, file_timeout_s=0.02) as capture:
+            await capture.fetch(IDS)
+            return list(tmp_path.iterdir())
+
+    assert asyncio.run(fetch()) == []
+
+
+def test_a_file_that_comes_after_the_last_request_is_deleted_at_the_end(tmp_path: Path) -> None:
+    late = tmp_path / "0.safetensors"
+
+    async def fetch() -> None:
+        server = _Server(lambda number: _named(late if number == 0 else _file(tmp_path / "1.safetensors")))
+        transport = httpx.MockTransport(server)
+        arguments = ("http://x", "m", tmp_path, 4, lambda: None)
+        async with Capture(*arguments, transport=transport, first_wait_s=0.0, file_timeout_s=0.02) as capture:
+            await capture.fetch(IDS)
+            _file(late)
+
+    asyncio.run(fetch())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_staging_disk_stops_the_work(tmp_path: Path) -> None:
     def full(number: int) -> httpx.Response:
         (tmp_path / "a.safetensors.no-room").touch()
