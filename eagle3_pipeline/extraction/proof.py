@@ -23,10 +23,10 @@ _logger = logging.getLogger(__name__)
 SAMPLES = 8
 
 
-def chosen(samples: Sequence[PlannedSample]) -> list[PlannedSample]:
-    """Up to eight samples, evenly spread over the shard's order."""
-    every = max(1, len(samples) // SAMPLES)
-    return list(samples[::every][:SAMPLES])
+def chosen(samples: Sequence[PlannedSample], wanted: int = SAMPLES) -> list[PlannedSample]:
+    """Up to `wanted` samples, evenly spread over the shard's order."""
+    every = max(1, len(samples) // wanted)
+    return list(samples[::every][:wanted])
 
 
 async def prove(
@@ -36,9 +36,7 @@ async def prove(
 
     One sample may be unusable, as in a shard; the others must be right.
     """
-    together = await asyncio.gather(*(_try(fetch, sample) for sample in samples))
-    alone = [await _try(fetch, sample, alone=True) for sample in samples]
-    complaint = await asyncio.to_thread(_complaint, samples, together, alone, layout, meaning, known)
+    complaint = await _complaint(samples, fetch, layout, meaning, known)
     if complaint is not None:
         raise QualityError(
             f"the extraction server was tried on {len(samples)} samples before any shard is made, and "
@@ -50,6 +48,34 @@ async def prove(
     )
 
 
+async def _complaint(
+    samples: Sequence[PlannedSample], fetch: Fetch, layout: ShardLayout, meaning: Meaning, known: LayerTable
+) -> str | None:
+    table = LayerTable(layout.layer_ids)
+    unusable: dict[str, str] = {}
+    together = await _together(samples, fetch)
+    for sample in samples:
+        # One after the other, and then no longer held: those of a large target are hundreds of MB each.
+        batched = together.pop(0)
+        single = await _try(fetch, sample, alone=True)
+        reason = await asyncio.to_thread(_looked_at, sample, batched, single, layout, meaning, table)
+        if reason is not None:
+            unusable[sample.sample_id] = reason
+    if len(unusable) > 1 or len(unusable) == len(samples):
+        return f"{len(unusable)} of them are unusable: {unusable}"
+    return meaning.verdict() or table.differs_from(known)
+
+
+async def _together(samples: Sequence[PlannedSample], fetch: Fetch) -> list[Captured | str]:
+    tasks = [asyncio.create_task(_try(fetch, sample)) for sample in samples]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:  # the first error leaves the others running
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _try(fetch: Fetch, sample: PlannedSample, *, alone: bool = False) -> Captured | str:
     """The states of a sample, or the words of a refusal."""
     try:
@@ -58,30 +84,30 @@ async def _try(fetch: Fetch, sample: PlannedSample, *, alone: bool = False) -> C
         return str(error)
 
 
-def _complaint(
-    samples: Sequence[PlannedSample],
-    together: Sequence[Captured | str],
-    alone: Sequence[Captured | str],
+def _looked_at(
+    sample: PlannedSample,
+    batched: Captured | str,
+    single: Captured | str,
     layout: ShardLayout,
     meaning: Meaning,
-    known: LayerTable,
+    table: LayerTable,
 ) -> str | None:
+    """Why a sample is unusable; else what its states mean and look like is counted.
+
+    Raises QualityError where they depend on what else is at the server.
+    """
     import torch
 
-    table = LayerTable(layout.layer_ids)
-    unusable: dict[str, str] = {}
-    for sample, batched, single in zip(samples, together, alone, strict=True):
-        reason = _reason(sample, batched, layout) or _reason(sample, single, layout)
-        if reason is not None or isinstance(batched, str) or isinstance(single, str):
-            unusable[sample.sample_id] = str(reason)
-            continue
-        require_same(sample.sample_id, single, batched)
-        mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
-        meaning.look(sample.sample_id, batched.token_ids, mask, batched.states[:, -1])
-        table.add(batched.states)
-    if len(unusable) > 1 or len(unusable) == len(samples):
-        return f"{len(unusable)} of them are unusable: {unusable}"
-    return meaning.verdict() or table.differs_from(known)
+    for found in (batched, single):
+        if (reason := _reason(sample, found, layout)) is not None:
+            return reason
+    assert isinstance(batched, Captured)  # a refusal is a reason
+    assert isinstance(single, Captured)
+    require_same(sample.sample_id, single, batched)
+    mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
+    meaning.look(sample.sample_id, batched.token_ids, mask, batched.states[:, -1])
+    table.add(batched.states)
+    return None
 
 
 def _reason(sample: PlannedSample, found: Captured | str, layout: ShardLayout) -> str | None:
