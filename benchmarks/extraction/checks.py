@@ -27,7 +27,7 @@ from benchmarks.record import RESULTS, record, warn_of_changes
 from eagle3_pipeline.extraction.checks import reason_against
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning, states_per_sample
+from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.shards.reader import ShardReader
@@ -58,7 +58,7 @@ class Costs:
                 temperature=generation.temperature,
                 top_p=generation.top_p,
                 top_k=generation.top_k,
-                per_sample=states_per_sample(len(reader)),
+                samples=len(reader),
                 seed=0,
             )
             for index, sample_id in enumerate(reader.sample_ids):

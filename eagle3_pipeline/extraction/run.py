@@ -20,7 +20,7 @@ from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning, states_per_sample
+from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import ShardPlan, plan_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import chosen, prove
@@ -173,7 +173,7 @@ class ExtractionRun:
             temperature=generation.temperature,
             top_p=generation.top_p,
             top_k=generation.top_k,
-            per_sample=states_per_sample(samples),
+            samples=samples,
             seed=self._lineage.recipe.prompts.seed,
         )
 

@@ -32,7 +32,7 @@ def recorded(request: pytest.FixtureRequest, llama: NoisyLlama) -> tuple[dict[st
 def _look(
     head: Head, sampling: dict[str, Any], samples: list[Recorded], last: Callable[[int], torch.Tensor]
 ) -> Meaning:
-    meaning = Meaning(head, **sampling, per_sample=12, seed=0)
+    meaning = Meaning(head, **sampling, samples=64, seed=0)
     for number, sample in enumerate(samples):
         meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, last(number))
     return meaning
@@ -91,11 +91,11 @@ def test_only_states_before_completion_tokens_are_looked_at_and_no_more_than_ask
     (sample,) = llama.record(1, prompt=6, completion=16, do_sample=False)
     broken = sample.states[:, -1].clone()
     broken[:5] = broken[21:] = torch.nan  # before the last prompt token, and the last token itself
-    meaning = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+    meaning = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, samples=8, seed=0)
     meaning.look("0-t0", sample.token_ids, sample.loss_mask, broken)
     assert meaning.facts()["states"] == 16
     assert meaning.facts()["agreed_share"] > 0.9
-    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 24, 8, 4, 4]
+    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 24, 8, 2, 2]
 
 
 def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> None:
@@ -103,7 +103,7 @@ def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> 
     head = Head(llama.weights)
 
     def found(seed: int, order: int) -> dict[str, Any]:
-        meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, per_sample=4, seed=seed)
+        meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, samples=192, seed=seed)
         for number in range(20)[::order]:
             sample = samples[number]
             meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, sample.states[:, -1])
@@ -113,32 +113,63 @@ def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> 
     assert found(0, 1) != found(1, 1)
 
 
-def test_a_shard_that_chance_put_outside_the_bound_is_saved_by_its_other_states(llama: NoisyLlama) -> None:
-    samples = llama.record(100, prompt=6, completion=40, do_sample=True, top_k=0)
-    chance = {"states": 400, "agreed": 0, "expected": 100.0, "variance": 50.0}
+@pytest.fixture(scope="module")
+def long_ones(llama: NoisyLlama) -> list[Recorded]:
+    return llama.record(100, prompt=6, completion=40, do_sample=True, top_k=0)
 
-    def meaning(last: Callable[[int], torch.Tensor]) -> Meaning:
-        found = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, per_sample=4, seed=0)
-        found.add(chance)  # as if the first 400 states had had the worst of luck
-        for number, sample in enumerate(samples):
-            found.look(f"{number}-t0", sample.token_ids, sample.loss_mask, last(number))
-        return found
 
-    right = meaning(lambda number: samples[number].states[:, -1])
+def _after(
+    agreed: int, llama: NoisyLlama, samples: list[Recorded], last: torch.Tensor | None = None
+) -> Meaning:
+    """Samples are looked at after 400 states of which so many agreed, where 100 are expected, give or take 7.
+
+    `last` takes the place of the states of each.
+    """
+    found = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, samples=192, seed=0)
+    found.add({"states": 400, "agreed": agreed, "expected": 100.0, "variance": 50.0})
+    for number, sample in enumerate(samples):
+        states = sample.states[:, -1] if last is None else last
+        found.look(f"{number}-t0", sample.token_ids, sample.loss_mask, states)
+    return found
+
+
+def test_a_shard_that_chance_put_outside_the_bound_is_saved_by_its_other_states(
+    llama: NoisyLlama, long_ones: list[Recorded]
+) -> None:
+    right = _after(60, llama, long_ones)
     facts = right.facts()
     assert facts["expected_share"] - facts["agreed_share"] > facts["bound"]
     assert right.verdict() is None
-    wrong = meaning(lambda number: samples[number - 1].states[:, -1])
+
+
+def test_wrong_states_are_saved_by_no_second_look(llama: NoisyLlama, long_ones: list[Recorded]) -> None:
+    wrong = _after(75, llama, long_ones, last=long_ones[0].states[:, -1])
     assert wrong.verdict() is not None
     assert wrong.verdict() == wrong.verdict()
 
 
-def test_the_states_kept_for_a_second_look_are_bounded(llama: NoisyLlama) -> None:
-    (sample,) = llama.record(1, prompt=4, completion=60, do_sample=True)
-    meaning = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, per_sample=4, seed=0)
-    for number in range(1000):
+def test_wrong_states_in_the_parts_of_an_earlier_process_are_not_outweighed_by_right_ones(
+    llama: NoisyLlama, long_ones: list[Recorded]
+) -> None:
+    assert _after(0, llama, long_ones).verdict() is not None
+    assert _after(20, llama, long_ones).verdict() is not None
+
+
+@pytest.mark.parametrize(("agreed", "is_right"), [(72, True), (65, False)], ids=["4.0 errors", "4.9"])
+def test_without_states_for_a_second_look_the_first_may_be_as_far_off_as_chance_ever_puts_it(
+    agreed: int, is_right: bool, llama: NoisyLlama
+) -> None:
+    assert (_after(agreed, llama, []).verdict() is None) == is_right
+
+
+def test_states_for_a_second_look_are_of_all_samples_and_bounded(
+    llama: NoisyLlama, long_ones: list[Recorded]
+) -> None:
+    sample = long_ones[0]
+    meaning = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, samples=2000, seed=0)
+    for number in range(2000):
         meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, sample.states[:, -1])
-    assert meaning._reserve.number == 4096
+    assert [len(states) for states in meaning._reserve.states] == [2] * 2000
 
 
 def test_what_was_counted_goes_on_in_another_process(llama: NoisyLlama) -> None:
@@ -147,7 +178,7 @@ def test_what_was_counted_goes_on_in_another_process(llama: NoisyLlama) -> None:
     head = Head(llama.weights)
 
     def looked(first: int, beyond: int) -> Meaning:
-        meaning = Meaning(head, **sampling, per_sample=12, seed=0)
+        meaning = Meaning(head, **sampling, samples=64, seed=0)
         for number in range(first, beyond):
             one = samples[number]
             meaning.look(f"{number}-t0", one.token_ids, one.loss_mask, one.states[:, -1])
@@ -160,7 +191,7 @@ def test_what_was_counted_goes_on_in_another_process(llama: NoisyLlama) -> None:
 
 def test_one_odd_token_among_few_states_is_no_verdict_and_none_at_all_neither(tmp_path: Path) -> None:
     head = Head.read(make_target(tmp_path))
-    meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+    meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, samples=8, seed=0)
     assert meaning.verdict() is None
     ids = torch.tensor(invent(0, 5).token_ids)
     last = torch.tensor(expected_states(ids.tolist(), (4,), TARGET_HIDDEN, TARGET))[:, 0].to(torch.bfloat16)
@@ -180,7 +211,7 @@ def test_the_stand_ins_states_mean_their_tokens_and_others_are_found(tmp_path: P
     samples = [torch.tensor(invent(0, index).token_ids) for index in range(10)]
 
     def verdict(of: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
-        meaning = Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+        meaning = Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, samples=8, seed=0)
         for number, ids in enumerate(samples):
             states = torch.tensor(expected_states(ids.tolist(), (4,), TARGET_HIDDEN, TARGET))[:, 0]
             meaning.look(str(number), ids, torch.arange(len(ids)) >= 3, of(states).to(torch.bfloat16))

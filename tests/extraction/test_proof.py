@@ -43,7 +43,7 @@ def _prove(
         asked.append(alone)
         return Captured(torch.tensor(sample.token_ids), states(sample.token_ids, alone))
 
-    meaning = Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, per_sample=32, seed=0)
+    meaning = Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, samples=8, seed=0)
     asyncio.run(prove(chosen(ALL), fetch, LAYOUT, meaning, known or LayerTable(LAYERS)))
     return asked
 
