@@ -69,7 +69,7 @@ def forecast(lineage: Lineage) -> Forecast:
     extraction, training = _left(lineage, fit.plan, waves, passes)
     phases = [
         Phase("generation", left, _speed(lineage, "synthetic_samples", "completion_tokens")),
-        Phase("extraction", extraction, _speed(lineage, "hidden_state_shards", "tokens")),
+        Phase("extraction", extraction, _speed(lineage, "hidden_state_shards", "captured_tokens")),
         Phase("training", training, _training_speed(lineage)),
     ]
     return Forecast(fit, waves, passes, audit is not None, source, len(known), phases)

@@ -24,6 +24,7 @@ from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import ShardPlan, plan_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import chosen, prove
+from eagle3_pipeline.extraction.quarantine import Quarantine
 from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
 from eagle3_pipeline.extraction.space import SpaceWatch
 from eagle3_pipeline.extraction.stream import Bounds, stream
@@ -63,6 +64,7 @@ class ExtractionRun:
         self._table = _read_table(self._table_path) or LayerTable(layout.layer_ids)
         storage = lineage.recipe.storage
         budget = int(storage.max_gib * 2**30) - bytes_below(lineage.folder) if storage.max_gib else None
+        self._quarantine = Quarantine(self._settings.max_quarantined_share)
         self._space = SpaceWatch(lineage.folder, int(storage.keep_free_gib * 2**30), budget)
 
     def make(
@@ -154,7 +156,7 @@ class ExtractionRun:
                 meaning=self._meaning(len(plan.samples)),
                 table=self._table,
                 space=self._space,
-                max_quarantined_share=self._settings.max_quarantined_share,
+                quarantine=self._quarantine,
                 on_finished=partial(discard_all, self._lineage, shard),
             )
 

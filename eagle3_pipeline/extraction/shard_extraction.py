@@ -13,9 +13,10 @@ from eagle3_pipeline.extraction.inspection import Outcome
 from eagle3_pipeline.extraction.layer_table import LayerTable
 from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
+from eagle3_pipeline.extraction.quarantine import Quarantine
 from eagle3_pipeline.extraction.space import SpaceWatch
 from eagle3_pipeline.manifest import Manifest, Place
-from eagle3_pipeline.shards.format import ShardLayout
+from eagle3_pipeline.shards.format import ShardLayout, bytes_of_sample
 from eagle3_pipeline.shards.writer import ShardWriter
 
 _logger = logging.getLogger(__name__)
@@ -34,16 +35,16 @@ class ShardExtraction:
         meaning: Meaning,
         table: LayerTable,
         space: SpaceWatch,
-        max_quarantined_share: float,
+        quarantine: Quarantine,
         on_finished: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_finished` is called when the manifest stands."""
+        """`quarantine` is that of all shards of a call; `on_finished` is called when the manifest stands."""
         self.place = place
         self._plan = plan
         self._meaning = meaning
         self._table = table
         self._space = space
-        self._max_quarantined_share = max_quarantined_share
+        self._of_call = quarantine
         self._on_finished = on_finished
         self._quarantined: dict[str, str] = {}
         self.compared = 0
@@ -52,6 +53,7 @@ class ShardExtraction:
         self._began_with = 0
         self._started = time.monotonic()
         self._writer = ShardWriter(place.folder, layout, part_bytes, place.fingerprint, note=self._note)
+        quarantine.planned += len(plan.samples)
         self.kept = len(self._writer.done)
         self._began_with = self._writer.tokens
         for note in filter(None, self._writer.notes):  # parts of a shard that is mended have none
@@ -78,7 +80,7 @@ class ShardExtraction:
     def take(self, sample: PlannedSample, outcome: Outcome) -> None:
         """Hand a sample to the writer, or count it as quarantined; raises QualityError for too many of these.
 
-        A single one is always tolerated, or a small shard could never be made. Raises NotEnoughRoom.
+        Raises NotEnoughRoom.
         """
         self._retried += outcome.was_retried
         if outcome.captured is None:
@@ -86,7 +88,8 @@ class ShardExtraction:
             return
         states, token_ids = outcome.captured.states, outcome.captured.token_ids
         mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
-        self._space.wrote(self._writer.layout.state_bytes(len(mask), int(mask.sum())))
+        size = bytes_of_sample(sample.sample_id, len(mask), int(mask.sum()), self._writer.layout)
+        self._space.take(size, self._writer.pending_bytes)
         self._writer.add(sample.sample_id, states, token_ids, mask)
         # After it: a part that the writer wrote just now does not hold this sample yet.
         self._meaning.look(sample.sample_id, token_ids, mask, states[:, -1])
@@ -96,15 +99,18 @@ class ShardExtraction:
     def _quarantine(self, sample: PlannedSample, reason: str) -> None:
         self._quarantined[sample.sample_id] = reason
         _logger.warning(f"extraction of {self.place.shard}: {sample.sample_id} is quarantined: {reason}")
-        count, total = len(self._quarantined), len(self._plan.samples)
-        if count > max(1.0, self._max_quarantined_share * total):
-            raise QualityError(
-                f"{count} of {total} samples of {self.place.shard} have unusable hidden states "
-                f"({self._reasons()}), at most {self._max_quarantined_share:.1%} are tolerated "
-                "(extraction.max_quarantined_share). Look at the extraction server's flags and log (prefix "
-                "caching, dtype, layers), then materialise hidden_state_shards again: finished parts are "
-                "kept."
-            )
+        self._of_call.left_out += 1
+        share, shard = self._of_call.max_share, str(self.place.shard)
+        of_shard = Quarantine(share, len(self._plan.samples), len(self._quarantined))
+        for found, where in ((of_shard, shard), (self._of_call, "the shards of this run so far")):
+            if found.is_exceeded:
+                raise QualityError(
+                    f"{found.left_out} of {found.planned} samples of {where} have unusable hidden states "
+                    f"(in {shard}: {self._reasons()}), at most {share:.1%} are tolerated "
+                    "(extraction.max_quarantined_share). Look at the extraction server's flags and log "
+                    "(prefix caching, dtype, layers), then materialise hidden_state_shards again: finished "
+                    "parts are kept."
+                )
 
     def _reasons(self) -> dict[str, int]:
         return dict(Counter(self._quarantined.values()))
@@ -134,6 +140,7 @@ class ShardExtraction:
             self._writer.give_up()
             raise QualityError(f"the hidden states of {self.place.shard} are wrong: {complaint}")
         seconds = time.monotonic() - self._started
+        captured = self._writer.tokens - self._began_with
         facts = {
             "samples": len(self._writer.done),
             "tokens": self._writer.tokens,
@@ -148,8 +155,10 @@ class ShardExtraction:
             "meaning": self._meaning.facts(),
             "layer_table": self._table.facts(),
             "skipped": self._plan.skipped,
+            # Of the run that finished it, which may have found parts of an earlier one.
+            "captured_tokens": captured,
             "seconds": round(seconds, 3),
-            "tokens_per_second": round((self._writer.tokens - self._began_with) / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(captured / max(seconds, 1e-9), 1),
         }
         manifest = self.place.finish(parts, facts, checksums=parts)
         self._writer.close(finished=True)

@@ -25,14 +25,17 @@ class SpaceWatch:
         self._budget = budget
         self._clock = clock
         self._looked = -_EVERY_S
-        self._written = 0
+        self._taken = 0
 
-    def wrote(self, count: int) -> None:
-        """`count` more bytes are written, or about to be; raises NotEnoughRoom. Looks once a second."""
-        self._written += count
-        if self._budget is not None and self._written > self._budget:
+    def take(self, count: int, pending: int = 0) -> None:
+        """`count` more bytes are to be written, with the `pending` ones of their part that lie in memory.
+
+        Raises NotEnoughRoom. The disk is looked at once a second.
+        """
+        self._taken += count
+        if self._budget is not None and self._taken > self._budget:
             raise NotEnoughRoom(
-                f"storage.max_gib is reached: {_gib(self._written)} of states were written, "
+                f"storage.max_gib is reached: {_gib(self._taken)} of states are made, "
                 f"{_gib(self._budget)} were left at the start. Raise it, or delete what is not needed; "
                 f"{_AND_THEN}"
             )
@@ -40,10 +43,11 @@ class SpaceWatch:
             return
         self._looked = self._clock()
         free = shutil.disk_usage(self._folder).free
-        if free < self._keep_free:
+        if free - pending - count < self._keep_free:
             raise NotEnoughRoom(
-                f"{_gib(free)} are free on the disk of {self._folder}, and storage.keep_free_gib wants "
-                f"{_gib(self._keep_free)} left for everything else. Free some space; {_AND_THEN}"
+                f"{_gib(free)} are free on the disk of {self._folder}, of which the part in memory takes "
+                f"{_gib(pending + count)}, and storage.keep_free_gib wants {_gib(self._keep_free)} left for "
+                f"everything else. Free some space; {_AND_THEN}"
             )
 
 

@@ -145,6 +145,11 @@ class ShardWriter:
         self._pending_bytes += size
         self._pending.append(sample)
 
+    @property
+    def pending_bytes(self) -> int:
+        """Upper bound of the bytes of the part that is not written yet."""
+        return self._pending_bytes
+
     def complete(self) -> dict[Path, str]:
         """Write what is left and return all parts with their SHA-256, for the manifest."""
         if self._pending:
