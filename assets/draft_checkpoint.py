@@ -1,10 +1,11 @@
 """draft_checkpoint: the trained draft."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
-from assets.identity import identity
+from assets.identity import identity, partition_key
 from assets.outcome import outcome
 from assets.step import RETRIES, step
 from eagle3_pipeline.manifest import Manifest, Place
@@ -20,7 +21,9 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     deps = ("hidden_state_shards", "vocabulary_map", *(("base_draft",) if recipe.base_draft else ()))
 
     @dg.asset(**identity(recipe, "draft_checkpoint", {"pytorch"}, deps), retry_policy=RETRIES)
-    def draft_checkpoint(storage: Storage, gpus: GpuPartitions) -> dg.MaterializeResult:
+    def draft_checkpoint(
+        context: dg.AssetExecutionContext, storage: Storage, gpus: GpuPartitions
+    ) -> dg.MaterializeResult:
         """The EAGLE-3 draft, trained on the hidden states in a process of its own.
 
         A stopped training goes on from its last checkpoint. The best checkpoint is chosen by the
@@ -29,12 +32,21 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         with step():
-            made = train_draft(lineage, gpus.training(recipe))
+            made = train_draft(lineage, gpus.training(recipe), _shards_of_run(context.run.tags, recipe))
             if isinstance(made, TurnRecord):
                 return _outcome_of_turn(made, lineage.draft_checkpoint())
             return outcome(lineage.draft_checkpoint(), made, **_pictures(made))
 
     return draft_checkpoint
+
+
+def _shards_of_run(tags: Mapping[str, str], recipe: Recipe) -> tuple[str, ...] | None:
+    """The shards of the run's partitions: this asset has none of its own. None where the run has no range."""
+    start, end = (tags.get(f"dagster/asset_partition_range_{name}") for name in ("start", "end"))
+    keys = [partition_key(recipe, shard) for shard in recipe.shards]
+    if start not in keys or end not in keys:
+        return None
+    return recipe.shards[keys.index(start) : keys.index(end) + 1]
 
 
 def _outcome_of_turn(record: TurnRecord, place: Place) -> dg.MaterializeResult:

@@ -90,17 +90,17 @@ def next_turn(lineage: Lineage) -> Turn | None:
 def due(lineage: Lineage, shards: Sequence[str]) -> list[str]:
     """Which of `shards` are to be extracted now, in their order.
 
-    Those of an earlier wave of this pass are done with and are not among them. One of this wave that
-    was consumed before (in an earlier pass, or by the training of other settings) is forgotten, so
-    that it can be made again. Raises RecipeError where a shard of a later wave has no states: there is
-    no room for it yet.
+    Those of an earlier wave of this pass are done with and are not among them, nor are those of the turn
+    that ended last. One of this wave that was consumed before (in an earlier pass, or by the training of
+    other settings) is forgotten, so that it can be made again. Raises RecipeError where a shard of a later
+    wave has no states: there is no room for it yet.
     """
     planned = turns(lineage)
     if len(planned) == 1:
         return _due_at_once(lineage, shards)
     settle(lineage)
     turn = next_turn(lineage)
-    if turn is None:
+    if turn is None or finished_turn(lineage, shards) is not None:
         return []
     before = {shard for one in planned[: turn.number] if one.pass_ == turn.pass_ for shard in one.shards}
     places = {shard: lineage.hidden_state_shards(shard) for shard in shards if shard not in before}
@@ -110,17 +110,37 @@ def due(lineage: Lineage, shards: Sequence[str]) -> list[str]:
         if shard not in turn.shards and (place.manifest() is None or consumption(place.folder) is not None)
     ]
     if early:
-        slug = lineage.recipe.slug
-        raise RecipeError(
-            f"{', '.join(early[:5])}{f' and {len(early) - 5} more' if len(early) > 5 else ''} cannot be "
-            f"extracted yet: {turn.name} comes first, there is no room for more at once. Materialise "
-            f"hidden_state_shards and draft_checkpoint for the partitions {slug}-{turn.shards[0]} to "
-            f"{slug}-{turn.shards[-1]}, or let `eagle3 run` go through the waves."
-        )
+        raise too_early(lineage, turn, early, "extracted")
     for shard in turn.shards:
         if shard in places and consumption(places[shard].folder) is not None:
             forget(places[shard])
     return list(places)
+
+
+def too_early(lineage: Lineage, turn: Turn, shards: Sequence[str], what: str) -> RecipeError:
+    """The error for shards whose wave is not the one to work on, which is `turn`."""
+    slug, more = lineage.recipe.slug, len(shards) - 5
+    names = f"{', '.join(shards[:5])}{f' and {more} more' if more > 0 else ''}"
+    return RecipeError(
+        f"{names} cannot be {what} yet: {turn.name} comes first, there is no room for more at once. "
+        "Materialise hidden_state_shards and draft_checkpoint for the partitions "
+        f"{slug}-{turn.shards[0]} to {slug}-{turn.shards[-1]}, or let `eagle3 run` go through the waves."
+    )
+
+
+def finished_turn(lineage: Lineage, shards: Sequence[str]) -> TurnRecord | None:
+    """The turn of the pass at work that was trained on all of `shards`, None where there is none.
+
+    Between two passes the newest turn counts as well: its run may be repeated because a kill came after
+    the record and before anybody else heard of it.
+    """
+    planned = turns(lineage)
+    done = records(lineage.draft_checkpoint().folder) if len(planned) > 1 else []
+    if not done or not shards:
+        return None
+    at_work = planned[min(len(done), len(planned) - 1)].pass_
+    of_pass = [record for record in done if planned[record.number].pass_ == at_work] or done[-1:]
+    return next((record for record in of_pass if set(shards) <= set(record.consumed)), None)
 
 
 def _due_at_once(lineage: Lineage, shards: Sequence[str]) -> list[str]:

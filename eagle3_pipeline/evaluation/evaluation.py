@@ -23,6 +23,7 @@ from eagle3_pipeline.evaluation.report import report_markdown, summarise, verdic
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.training.training import clean_up
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
@@ -42,6 +43,7 @@ def evaluate_draft(lineage: Lineage, server_with: ServerOpener) -> Manifest:
     QualityError (counters that show no or contradicting drafts) and ServerError.
     """
     place = lineage.acceptance_report()
+    clean_up(lineage)  # what a kill at the end of the training left; the training itself is not called again
     if (found := place.manifest()) is not None:
         return found
     checkpoint = lineage.draft_checkpoint()

@@ -7,7 +7,8 @@
             state.json               position, random state, fingerprint, checksums of the two
         step-00000240/
         best/                  weights.safetensors and state.json of the best validation so far
-        .step-00000360.tmp/    being written; removed by the next writer
+        .step-00000360.tmp/    being written; removed at the next start
+        set-aside-step-00000120/   its checksums are not those it was written with; never read again
 
 A folder gets its name when everything in it is on the disk. The target's frozen tensors are in none.
 """
@@ -21,18 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from eagle3_pipeline.durable_files import (
-    fsync_file,
-    fsync_folder,
-    require_free_bytes,
-    sha256_of_file,
-    write_json,
-)
+from eagle3_pipeline.durable_files import fsync_folder, require_free_bytes, sha256_of_file, write_json
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.training.plan import FULL_DISK
+from eagle3_pipeline.training.tensor_file import (
+    load_optimizer,
+    load_weights,
+    optimizer_tensors,
+    write_tensors,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class TrainingState:
     epoch: int = 0
     batch: int = 0
     """Batches of the epoch that are done."""
+    batches: str = ""
+    """Fingerprint of all batches of the epoch: `batch` counts in these."""
     tokens: int = 0
     """Rows trained on, all epochs together."""
     seconds: float = 0.0
@@ -59,6 +61,8 @@ class TrainingState:
     """Of these seconds, those in which a step stood still for its batch to be read."""
     best: float = 0.0
     best_step: int = 0
+    lost_best: bool = False
+    """Whether the best weights were once found damaged, and replaced by those of the moment."""
     validation: list[dict[str, Any]] = field(default_factory=list)
     """One record per finished epoch."""
 
@@ -67,22 +71,42 @@ class Checkpoints:
     """The checkpoints of one run below one folder."""
 
     def __init__(self, folder: Path, identity: str) -> None:
-        """Use `folder`; checkpoints of another identity (of the plan) are never read."""
+        """Use `folder`, as its only user, after a kill at any point; `identity` is the plan's fingerprint.
+
+        Checkpoints of another identity are never read.
+        """
         self._folder = folder
         self._identity = identity
         folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob(".*.tmp"):
+            shutil.rmtree(partial)
+        for old in folder.glob(".*.old"):
+            final = folder / old.name.removeprefix(".").removesuffix(".old")
+            if final.exists():
+                shutil.rmtree(old)
+            else:  # the kill came between the two renames of _replace
+                old.rename(final)
 
     def save(
         self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, at: TrainingState
     ) -> Path:
-        """Write one checkpoint, then remove all but the latest two; raises NotEnoughRoom."""
+        """Write one checkpoint, then remove all but the latest two up to it; raises NotEnoughRoom."""
         weights = {name: one.detach().float().cpu().contiguous() for name, one in parameters.items()}
-        final = self._folder / f"step-{at.step:08d}"
-        tensors = {WEIGHTS_NAME: weights, OPTIMIZER_NAME: _optimizer_tensors(parameters, optimizer)}
+        final = self._path(at.step)
+        tensors = {WEIGHTS_NAME: weights, OPTIMIZER_NAME: optimizer_tensors(parameters, optimizer)}
         self._write(final, tensors, at, {"random": torch.get_rng_state().tolist()})
-        for old in self._found()[KEPT:]:
+        for old in [path for path in self._found() if _number(path) <= at.step][KEPT:]:
             shutil.rmtree(old)
         return final
+
+    def rewind(
+        self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, at: TrainingState
+    ) -> None:
+        """Write one checkpoint and remove those of later steps, from which nothing may go on."""
+        self.save(parameters, optimizer, at)
+        later = [path for path in self._found() if _number(path) > at.step]
+        for path in reversed(later):  # the latest one last: a kill in between finds it, and rewinds again
+            shutil.rmtree(path)
 
     def save_best(self, parameters: dict[str, torch.nn.Parameter], at: TrainingState) -> None:
         """Keep these weights as the best so far."""
@@ -91,31 +115,63 @@ class Checkpoints:
 
     def load_best(self, parameters: dict[str, torch.nn.Parameter]) -> TrainingState:
         """Put the best weights into the model; raises DamagedFile."""
-        state = self._verified(self._folder / "best", (WEIGHTS_NAME,))
-        _load_weights(self._folder / "best" / WEIGHTS_NAME, parameters)
-        return TrainingState(**state["progress"])
+        at = self.verify_best()
+        load_weights(self._folder / "best" / WEIGHTS_NAME, parameters)
+        return at
+
+    def verify_best(self) -> TrainingState:
+        """Read the best weights back; raises DamagedFile."""
+        path = self._folder / "best"
+        return self._progress(path, self._verified(path, (WEIGHTS_NAME,)))
 
     def resume(
         self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> TrainingState | None:
-        """Go on from the newest sound checkpoint; damaged ones are named and passed over. None: start new."""
+        """Go on from the newest sound checkpoint; others are named and passed over. None: start new.
+
+        Only what is damaged is set aside. Raises OSError where the disk does not let one be read: it may
+        the next time.
+        """
         for path in self._found():
             try:
                 state = self._verified(path, (WEIGHTS_NAME, OPTIMIZER_NAME))
-                _load_weights(path / WEIGHTS_NAME, parameters)
             except DamagedFile as error:
                 logger.warning("checkpoint %s is passed over and set aside: %s", path.name, error)
                 self._set_aside(path)
                 continue
-            _load_optimizer(load_file(path / OPTIMIZER_NAME), parameters, optimizer)
+            try:
+                at = self._progress(path, state)
+                load_weights(path / WEIGHTS_NAME, parameters)
+            except DamagedFile as error:  # as it was written, but not by this training
+                logger.warning("checkpoint %s is passed over: %s", path.name, error)
+                continue
+            load_optimizer(path / OPTIMIZER_NAME, parameters, optimizer)
             torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
-            return TrainingState(**state["progress"])
+            return at
         return None
 
-    def digest_of_newest(self) -> str:
-        """Identity of the newest checkpoint, after it was read back; raises DamagedFile."""
-        newest = self._found()[0]
-        return fingerprint(self._verified(newest, (WEIGHTS_NAME, OPTIMIZER_NAME)))
+    def digest(self, at: TrainingState) -> str:
+        """Identity of the checkpoint of this state, after it was read back; raises DamagedFile."""
+        try:
+            return fingerprint(self._verified(self._path(at.step), (WEIGHTS_NAME, OPTIMIZER_NAME)))
+        except DamagedFile as error:
+            raise DamagedFile(
+                f"{error}. No states were deleted: start it again, it goes on at the checkpoint before."
+            ) from error
+
+    def nothing_left(self, turn: int) -> DamagedFile:
+        """The error for a turn that finds no checkpoint of the one before, with what is there instead."""
+        found = ", ".join(sorted(path.name for path in self._folder.glob("*step-*"))) or "nothing"
+        training = self._folder.parent
+        return DamagedFile(
+            f"no sound checkpoint of the end of turn {turn - 1} in {self._folder}, and the states that it "
+            f"was trained on are deleted. Found: {found}; {training}/training.log says what is wrong with it. "
+            "Where you have a sound copy, put it there as step-...; else move "
+            f"{training} away: all waves are then extracted and trained on again."
+        )
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}"
 
     def _set_aside(self, path: Path) -> None:
         """Rename it, so that it never counts as one of the latest again."""
@@ -125,10 +181,8 @@ class Checkpoints:
 
     def _found(self) -> list[Path]:
         """Folders of checkpoints, the newest first, by number."""
-        numbered = [
-            (int(match[1]), path) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))
-        ]
-        return [path for _, path in sorted(numbered, reverse=True)]
+        found = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(found, key=_number, reverse=True)
 
     def _write(
         self,
@@ -138,84 +192,53 @@ class Checkpoints:
         more: dict[str, Any],
     ) -> None:
         size = sum(one.numel() * one.element_size() for group in tensors.values() for one in group.values())
-        require_free_bytes(self._folder, size, f"checkpoint {final.name}")
+        require_free_bytes(self._folder, size, f"checkpoint {final.name}", FULL_DISK)
         partial = self._folder / f".{final.name}.tmp"
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        checksums = {}
-        for name, group in tensors.items():
-            save_file(group, partial / name)
-            fsync_file(partial / name)
-            checksums[name] = sha256_of_file(partial / name)
-        state = {"fingerprint": self._identity, "progress": asdict(at), "checksums": checksums, **more}
-        write_json(partial / STATE_NAME, state)
+        try:
+            checksums = {}
+            for name, group in tensors.items():
+                write_tensors(group, partial / name)
+                checksums[name] = sha256_of_file(partial / name)
+            state = {"fingerprint": self._identity, "progress": asdict(at), "checksums": checksums, **more}
+            write_json(partial / STATE_NAME, state)
+        except BaseException:
+            shutil.rmtree(partial)
+            raise
         self._replace(partial, final)
 
     def _replace(self, partial: Path, final: Path) -> None:
         """Give the folder its name. A kill between the renames leaves `.old`, from which it comes back."""
         old = self._folder / f".{final.name}.old"
         if final.exists():
-            shutil.rmtree(old, ignore_errors=True)
             final.rename(old)
         partial.rename(final)
         fsync_folder(self._folder)
         shutil.rmtree(old, ignore_errors=True)
 
     def _verified(self, path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-        old = self._folder / f".{path.name}.old"
-        if not path.exists() and old.exists():
-            old.rename(path)
+        """The state of a checkpoint whose files are as they were written; raises DamagedFile and OSError."""
         try:
             state: dict[str, Any] = json.loads((path / STATE_NAME).read_text())
-            TrainingState(**state["progress"])
+            wanted = {name: str(state["checksums"][name]) for name in names}
             found = {name: sha256_of_file(path / name) for name in names}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path} is incomplete or no checkpoint ({error})") from error
-        if state["fingerprint"] != self._identity:
-            raise DamagedFile(f"{path} is of another training plan ({str(state['fingerprint'])[:12]})")
         for name, checksum in found.items():
-            if state["checksums"].get(name) != checksum:
+            if wanted[name] != checksum:
                 raise DamagedFile(
                     f"{path / name} has the checksum {checksum[:12]}, not the one it was written with"
                 )
         return state
 
-
-def _load_weights(path: Path, parameters: dict[str, torch.nn.Parameter]) -> None:
-    try:
-        weights = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DamagedFile(f"{path} cannot be read: {error}") from error
-    shapes = {name: tuple(one.shape) for name, one in parameters.items()}
-    if {name: tuple(one.shape) for name, one in weights.items()} != shapes:
-        raise DamagedFile(
-            f"{path} has other tensors than the draft: {sorted(set(weights) ^ set(shapes))[:5]}"
-        )
-    with torch.no_grad():
-        for name, one in parameters.items():
-            one.copy_(weights[name])
+    def _progress(self, path: Path, state: dict[str, Any]) -> TrainingState:
+        if (found := state.get("fingerprint")) != self._identity:
+            raise DamagedFile(f"{path} is of another training plan ({str(found)[:12]})")
+        try:
+            return TrainingState(**state["progress"])
+        except (KeyError, TypeError) as error:
+            raise DamagedFile(f"{path} was written by another version of this code ({error})") from error
 
 
-def _optimizer_tensors(
-    parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """AdamW's state by parameter name: `<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step`."""
-    tensors = {}
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{key}"] = torch.as_tensor(value).detach().float().cpu().contiguous().clone()
-    return tensors
-
-
-def _load_optimizer(
-    tensors: dict[str, torch.Tensor],
-    parameters: dict[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    for full_name, value in tensors.items():
-        name, key = full_name.rsplit(".", 1)
-        # The step count stays where AdamW made it (the CPU, unless fused on a GPU); moments go to their
-        # parameter.
-        parameter = parameters[name]
-        on_device = key != "step" or bool(optimizer.defaults.get("fused"))
-        optimizer.state[parameter][key] = value.to(parameter.device) if on_device else value
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from eagle3_pipeline.durable_files import fsync_file, fsync_folder
 from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.training.tensor_file import write_tensors
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -43,7 +44,7 @@ def export_draft(model: Any, folder: Path, aux_layers: tuple[int, ...]) -> list[
     partial.mkdir(parents=True)
     tensors = export_tensors(model)
     # Without metadata.format transformers refuses a safetensors file.
-    save_file(tensors, partial / WEIGHTS_NAME, metadata={"format": "pt"})
+    write_tensors(tensors, partial / WEIGHTS_NAME, metadata={"format": "pt"})
     model.config.architectures = ["Eagle3Speculator"]
     model.config.save_pretrained(partial)
     _make_explicit(partial / CONFIG_NAME, model.config)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import trained_parameters
@@ -18,7 +19,7 @@ from eagle3_pipeline.training.forward import Step, train_forward
 from eagle3_pipeline.training.meter import Meter
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.reading import ReadAhead
-from eagle3_pipeline.training.schedule import Schedule
+from eagle3_pipeline.training.schedule import Schedule, rate_share
 from eagle3_pipeline.training.validation import Judgement, judge
 
 logger = logging.getLogger(__name__)
@@ -68,11 +69,8 @@ class Training:
         self.steps = schedule.steps
         self.state = checkpoints.resume(self._parameters, self._optimizer) or TrainingState()
         if self.state.epoch < schedule.first:
-            raise DamagedFile(
-                f"no sound checkpoint of the end of turn {plan.turn - 1} in {plan.folder}, and the states "
-                f"that it was trained on are deleted. Move {plan.folder} away: all waves are then "
-                "extracted and trained on again."
-            )
+            raise checkpoints.nothing_left(plan.turn)
+        self._begin_again_where_batches_differ()
 
     def run(self, stop: int | None = None) -> TrainingState:
         """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
@@ -84,10 +82,25 @@ class Training:
         ahead = ReadAhead(self._source, (batch for _, batches in remaining for batch in batches))
         with closing(ahead):
             for epoch, batches in remaining:
+                at.batches = fingerprint(self._schedule.epochs[epoch])
                 if not self._train_epoch(ahead, len(batches), stop):
                     return at
                 self._end_epoch(epoch)
         return at
+
+    def _begin_again_where_batches_differ(self) -> None:
+        """Samples were mended or lost since: batches counted in other ones would be taken twice or never."""
+        at = self.state
+        if not at.batch or at.batches == fingerprint(self._schedule.epochs.get(at.epoch, [])):
+            return
+        logger.warning(
+            "the samples of epoch %d are not those that its first %d batches were made of (a shard was made "
+            "again since): the epoch begins again, with the weights of now",
+            at.epoch + 1,
+            at.batch,
+        )
+        at.step, at.batch = self._schedule.starts[at.epoch], 0
+        self._checkpoints.rewind(self._parameters, self._optimizer, at)
 
     def _remaining(self) -> list[tuple[int, list[tuple[int, ...]]]]:
         """The epochs of this turn that are not done, the first one from where it was left."""
@@ -137,8 +150,38 @@ class Training:
         return True
 
     def finish(self) -> TrainingState:
-        """Put the best weights into the model and return the state in which they were reached."""
-        return self._checkpoints.load_best(self._parameters)
+        """Put the best weights into the model and return the state in which they were reached.
+
+        Where they are damaged those of the end stay in it, with a warning and `state.lost_best`.
+        """
+        try:
+            return self._checkpoints.load_best(self._parameters)
+        except DamagedFile as error:
+            self._take_for_best(error)
+            return self.state
+
+    def secure(self) -> str:
+        """Read back what later turns need, before states are deleted; returns the checkpoint's digest.
+
+        Damaged best weights are replaced by those of now. Raises DamagedFile.
+        """
+        try:
+            self._checkpoints.verify_best()
+        except DamagedFile as error:
+            self._take_for_best(error)
+            self._checkpoints.save_best(self._parameters, self.state)
+            self._checkpoints.save(self._parameters, self._optimizer, self.state)
+        return self._checkpoints.digest(self.state)
+
+    def _take_for_best(self, error: DamagedFile) -> None:
+        at = self.state
+        length = at.validation[-1]["acceptance_length"]
+        logger.warning(
+            "%s. So the best weights, of step %d and acceptance length %.3f, are lost: the newest ones, of "
+            "step %d and %.3f, take their place",
+            *(error, at.best_step, at.best, at.step, length),
+        )
+        at.best, at.best_step, at.lost_best = length, at.step, True
 
     def _step(self, batch: Batch) -> tuple[float, list[Step]]:
         plan = self._plan
@@ -201,15 +244,6 @@ class Training:
                     yield train_forward(self._model, batch, plan.test_time_steps, self._dtype), batch
 
         return judge(results(), self._targets, plan.step_decay)
-
-
-def rate_share(step: int, steps: int, warmup_share: float) -> float:
-    """Learning rate of step `step` (from 0) as a share of its peak: linear warm-up, then a cosine to 0."""
-    warmup = max(1, round(warmup_share * steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _is_finite(source: SampleSource, index: int) -> bool:

@@ -7,7 +7,12 @@ from typing import Any
 
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile
-from eagle3_pipeline.provenance import fingerprint
+
+FULL_DISK = (
+    "Free some space or point EAGLE3_STORAGE to a larger disk, then materialise draft_checkpoint again: it "
+    "goes on at its last checkpoint."
+)
+"""What to do when the disk of a training is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +53,13 @@ class TrainingPlan:
     validation_share: float
     checkpoint_every_s: float
     seed: int
+    keep_free_bytes: int
+    """What the copy of the validation samples leaves free on the disk."""
     fingerprint: str
-    """Of the place: a checkpoint of another fingerprint is never continued."""
+    """Of the place, so of every setting and input that decides weights, and the same in all turns.
+
+    A checkpoint of another fingerprint is never continued.
+    """
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
@@ -64,12 +74,3 @@ class TrainingPlan:
             return cls(**{**values, **lists})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path} is no training plan ({error}). Start train_draft again.") from error
-
-    def identity(self) -> str:
-        """Fingerprint of all that decides weights, the same in all turns.
-
-        Paths may move, checkpoints may come more often.
-        """
-        paths = {"folder", "target", "shards", "samples", "vocabulary", "base_draft", "devices"}
-        others = {"turn", "checkpoint_every_s"}
-        return fingerprint({k: v for k, v in asdict(self).items() if k not in paths | others})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
 from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, split_samples
@@ -23,7 +24,7 @@ from eagle3_pipeline.training.draft import (
 from eagle3_pipeline.training.events import emit
 from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.loop import Training
-from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan
 from eagle3_pipeline.training.schedule import Schedule, make_schedule
 from eagle3_pipeline.training.source import ShardSource
 from eagle3_pipeline.training.warm_start import load_base, read_base_config
@@ -42,38 +43,45 @@ _LOCK_WAIT_S = 60.0
 def run_plan(plan: TrainingPlan) -> None:
     """Train the turn to its end; the last one writes draft/. The last event carries the facts."""
     folder = Path(plan.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK_NAME).open("w") as lock:
-        _wait_for(lock, folder)
-        device = torch.device("cuda" if plan.devices else "cpu")
-        if not plan.devices:
-            torch.set_num_threads(len(os.sched_getaffinity(0)))
-        source, split, schedule = _read(plan)
-        model = build_model(plan).to(device)
-        checkpoints = Checkpoints(folder / "checkpoints", plan.identity())
-        training = Training(plan, model, source, split, schedule, checkpoints, emit, device)
-        reached = training.run()
-        facts: dict[str, Any] = {
-            "steps": reached.step,
-            "tokens": reached.tokens,
-            "seconds": round(reached.seconds, 1),
-            "waited_seconds": round(reached.waited, 1),
-            "samples": len(split.training),
-            "held_out": len(split.validation),
-            "without_supervision": split.without_supervision,
+    with full_disk_named(folder, FULL_DISK):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / _LOCK_NAME).open("w") as lock:
+            _wait_for(lock, folder)
+            _train(plan, folder)
+
+
+def _train(plan: TrainingPlan, folder: Path) -> None:
+    device = torch.device("cuda" if plan.devices else "cpu")
+    if not plan.devices:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+    source, split, schedule = _read(plan)
+    model = build_model(plan).to(device)
+    checkpoints = Checkpoints(folder / "checkpoints", plan.fingerprint)
+    training = Training(plan, model, source, split, schedule, checkpoints, emit, device)
+    reached = training.run()
+    facts: dict[str, Any] = {
+        "steps": reached.step,
+        "tokens": reached.tokens,
+        "seconds": round(reached.seconds, 1),
+        "waited_seconds": round(reached.waited, 1),
+        "samples": len(split.training),
+        "held_out": len(schedule.validation),
+        "without_supervision": split.without_supervision,
+    }
+    if schedule.end == schedule.total:
+        best = training.finish()
+        export_draft(model, folder / DRAFT_FOLDER, plan.layers[:-1])
+        facts |= {
+            "epochs": plan.epochs,
+            "parameters": sum(one.numel() for one in trained_parameters(model).values()),
+            "warm_start": plan.base_draft is not None,
         }
-        if schedule.end == schedule.total:
-            best = training.finish()
-            export_draft(model, folder / DRAFT_FOLDER, plan.layers[:-1])
-            facts |= {
-                "epochs": plan.epochs,
-                "parameters": sum(one.numel() for one in trained_parameters(model).values()),
-                "warm_start": plan.base_draft is not None,
-            }
-        else:
-            best = reached
-            facts["checkpoint"] = checkpoints.digest_of_newest()
-        emit("done", **facts, **_judged(best))
+    else:
+        facts["checkpoint"] = training.secure()
+        best = reached
+    if training.state.lost_best:
+        facts["lost_best"] = True
+    emit("done", **facts, **_judged(best))
 
 
 def _judged(state: TrainingState) -> dict[str, Any]:
@@ -97,9 +105,8 @@ def _read(plan: TrainingPlan) -> tuple[SampleSource, Split, Schedule]:
     samples = WaveSamples.read(Path(plan.samples))
     rows = dict(enumerate(samples.rows))
     split = hold_out(samples.waves(), rows, samples.without_supervision, plan.validation_share, plan.seed)
-    judges = [samples.names[number] for number in split.validation]
-    kept = keep_validation(Path(plan.folder), plan.fingerprint, plan.turn, folders, judges)
-    there = WaveSource(samples, ShardSource([*folders, kept], plan.layers))
+    copy = ShardSource([keep_validation(plan, [samples.names[one] for one in split.validation])], plan.layers)
+    there = WaveSource(samples, split.validation, ShardSource(folders, plan.layers), copy)
     return there, split, make_schedule(plan, split, there.__contains__)
 
 

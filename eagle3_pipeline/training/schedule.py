@@ -10,6 +10,7 @@ than planned, never more: with one sample fewer, filling batches in the same ord
 or before. The next epoch then begins where it was planned to begin.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -67,3 +68,12 @@ def make_schedule(plan: TrainingPlan, split: Split, is_there: Callable[[int], bo
     epochs = {epoch: batches(epoch, is_there) for epoch in mine}
     validation = tuple(filter(is_there, split.validation))
     return Schedule(epochs, validation, tuple(accumulate(counts, initial=0)))
+
+
+def rate_share(step: int, steps: int, warmup_share: float) -> float:
+    """Learning rate of step `step` (from 0) as a share of its peak: linear warm-up, then a cosine to 0."""
+    warmup = max(1, round(warmup_share * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.5 * (1 + math.cos(math.pi * done))

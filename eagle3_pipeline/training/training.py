@@ -15,62 +15,70 @@ A kill at any point leaves what the next call goes on from. In waves one call tr
 the last one makes draft/ and the manifest.
 """
 
-import contextlib
-import json
 import logging
-import math
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
-from eagle3_pipeline.durable_files import write_atomic
-from eagle3_pipeline.errors import DamagedFile, Eagle3Error
+from eagle3_pipeline.durable_files import full_disk_named
+from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.release.names import target_name
 from eagle3_pipeline.shards.listing import parts_of_shard
-from eagle3_pipeline.training.events import MARK, describe, error_of, parse
-from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.child import METRICS_NAME, loss_curve, run_process
+from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan
 from eagle3_pipeline.training.wave_samples import SAMPLES_NAME, VALIDATION_FOLDER, write_wave_samples
 from eagle3_pipeline.vocabulary.mapping import VOCABULARY_NAME
-from eagle3_pipeline.waves import Turn, TurnRecord, finish_turn, next_turn, records, settle, turns
+from eagle3_pipeline.waves import (
+    Turn,
+    TurnRecord,
+    finish_turn,
+    finished_turn,
+    next_turn,
+    records,
+    settle,
+    too_early,
+    turns,
+)
 
 logger = logging.getLogger(__name__)
 
-PLAN_NAME = "plan.json"
-LOG_NAME = "training.log"
-METRICS_NAME = "metrics.jsonl"
-_GRACE_S = 10
-_LOG_TAIL = 15
-# The loss curve in the facts has at most so many points: a plot needs no more.
-_CURVE_POINTS = 100
 
-
-def train_draft(lineage: Lineage, lease: AbstractContextManager[None]) -> Manifest | TurnRecord:
+def train_draft(
+    lineage: Lineage, lease: AbstractContextManager[None], shards: Sequence[str] | None = None
+) -> Manifest | TurnRecord:
     """Train the draft, or its next turn where there are waves; returns at once where it is made.
 
     A training that was stopped goes on. `lease` holds the training partition; it is entered only where
     there is work. The record of a turn is returned for each but the last one, which makes the draft.
+    `shards` are those that the caller's run takes: where they are trained on already, the record of that
+    turn is returned, so that a run that is repeated, or comes late, never trains another wave.
 
-    Raises MissingInput, BadInput (a base draft that does not fit), QualityError (a loss that is no
-    number), NotEnoughRoom, DamagedFile (a finished turn's checkpoint or validation samples), and
-    Eagle3Error with the end of the log where the process died otherwise.
+    Raises RecipeError (`shards` of a later wave), MissingInput, BadInput (a base draft that does not fit),
+    QualityError (a loss that is no number), NotEnoughRoom, DamagedFile (a finished turn's checkpoint or
+    validation samples), and Eagle3Error with the end of the log where the process died otherwise.
     """
-    place, planned = lineage.draft_checkpoint(), turns(lineage)
-    if (made := _made(lineage, place, planned)) is not None:
+    place = lineage.draft_checkpoint()
+    with full_disk_named(place.folder, FULL_DISK):
+        return _train(lineage, place, lease, shards)
+
+
+def _train(
+    lineage: Lineage, place: Place, lease: AbstractContextManager[None], shards: Sequence[str] | None
+) -> Manifest | TurnRecord:
+    if (made := clean_up(lineage)) is not None:
         return made
-    turn = _turn_to_train(lineage, place, planned)
+    if shards is not None and (done := finished_turn(lineage, shards)) is not None:
+        logger.info("%s is done already: nothing is trained", done.name)
+        return done
+    turn = _turn_to_train(lineage, place, shards)
     plan = make_plan(lineage, turn)
     with lease:
-        if (made := _made(lineage, place, planned)) is not None:  # by another run, while this one waited
+        if (made := clean_up(lineage)) is not None:  # by another run, while this one waited
             return made
-        if turn.of > 1 and (done := records(place.folder)[turn.number :]):
-            return done[0]
+        if turn.of > 1 and (later := records(place.folder)[turn.number :]):
+            return later[0]
         facts = run_process(plan)
     consumed = {shard: lineage.hidden_state_shards(shard).require().digest for shard in turn.shards}
     if not turn.is_last:
@@ -81,11 +89,15 @@ def train_draft(lineage: Lineage, lease: AbstractContextManager[None]) -> Manife
         facts["waves"] = {**before, turn.name: consumed}
     files = [*sorted((place.folder / "draft").iterdir()), place.folder / METRICS_NAME]
     place.finish(files, facts)
-    return _made(lineage, place, planned) or place.require()
+    return clean_up(lineage) or place.require()
 
 
-def _made(lineage: Lineage, place: Place, planned: list[Turn]) -> Manifest | None:
-    """The finished draft, if it is there; what only its making needed is removed, where a kill left it."""
+def clean_up(lineage: Lineage) -> Manifest | None:
+    """The finished draft, if it is there; what only its making needed is removed, where a kill left it.
+
+    Whoever comes after the training calls it too: once the last turn is recorded no run trains again.
+    """
+    place, planned = lineage.draft_checkpoint(), turns(lineage)
     in_waves = len(planned) > 1
     if in_waves:
         settle(lineage)
@@ -99,13 +111,15 @@ def _made(lineage: Lineage, place: Place, planned: list[Turn]) -> Manifest | Non
     return manifest
 
 
-def _turn_to_train(lineage: Lineage, place: Place, planned: list[Turn]) -> Turn:
-    if (turn := next_turn(lineage)) is not None:
-        return turn
-    raise DamagedFile(
-        f"all {len(planned)} waves are recorded in {place.folder}, but it has no manifest: was it deleted? "
-        "The states are gone. Move the folder away: all waves are then extracted and trained on again."
-    )
+def _turn_to_train(lineage: Lineage, place: Place, shards: Sequence[str] | None) -> Turn:
+    if (turn := next_turn(lineage)) is None:
+        raise DamagedFile(
+            f"all waves are recorded in {place.folder}, but it has no manifest: was it deleted? The states "
+            "are gone. Move the folder away: all waves are then extracted and trained on again."
+        )
+    if shards and not set(shards) & set(turn.shards):
+        raise too_early(lineage, turn, shards, "trained on")
+    return turn
 
 
 def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
@@ -137,107 +151,7 @@ def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
         base_draft=str(base) if base is not None else None,
         layers=recipe.extraction.layers,
         devices=recipe.partitions.training,
+        keep_free_bytes=int(recipe.storage.keep_free_gib * 2**30),
         fingerprint=place.fingerprint,
         **settings,
     )
-
-
-def loss_curve(metrics: Path) -> dict[str, list[float]]:
-    """Steps and losses of the metrics, thinned out evenly to what a plot needs."""
-    steps = [event for line in _lines(metrics) if (event := json.loads(line))[MARK] == "step"]
-    thin = max(1, math.ceil(len(steps) / _CURVE_POINTS))
-    kept = steps[::-1][::thin][::-1]  # the last one is always in
-    return {"steps": [event["step"] for event in kept], "loss": [round(event["loss"], 4) for event in kept]}
-
-
-def run_process(plan: TrainingPlan) -> dict[str, Any]:
-    """Run one training process to its end and return its facts. It ends when this call does."""
-    folder = Path(plan.folder)
-    plan.write(folder / PLAN_NAME)
-    failure: Eagle3Error | None = None
-    facts: dict[str, Any] | None = None
-    for event in _events(plan, folder):
-        _record(folder / METRICS_NAME, event)
-        if (line := describe(event)) is not None:
-            logger.info("%s", line)
-        if event[MARK] == "done":
-            facts = {name: value for name, value in event.items() if name != MARK}
-        elif event[MARK] == "failed":
-            failure = error_of(event)
-    if failure is not None:
-        raise failure
-    if facts is None:
-        lines = (folder / LOG_NAME).read_text(errors="replace").splitlines()[-_LOG_TAIL:]
-        tail = "\n".join(lines)
-        raise Eagle3Error(
-            f"the training process ended without a draft. The end of {folder / LOG_NAME}:\n{tail}\n"
-            "Start it again: it goes on at its last checkpoint."
-        )
-    return facts
-
-
-def _events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
-    with (folder / LOG_NAME).open("ab") as log, _process(plan, folder, log) as process:
-        assert process.stdout is not None
-        for raw in process.stdout:
-            event = parse(raw.decode(errors="replace"))
-            if event is None:
-                log.write(raw)
-                log.flush()
-            else:
-                yield event
-
-
-@contextlib.contextmanager
-def _process(plan: TrainingPlan, folder: Path, log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The training process. Nothing is written to its stdin: its end says that nobody waits any more."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "eagle3_pipeline.training", str(folder / PLAN_NAME)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=_environment(plan.devices),
-        start_new_session=True,  # a second Ctrl-C must not reach it half-way through a checkpoint
-    )
-    try:
-        yield process
-        process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-
-
-def _environment(devices: tuple[str, ...]) -> dict[str, str]:
-    from eagle3_pipeline.serving.gpus import physical_gpus
-
-    root = str(Path(__file__).parents[2])  # the package, wherever the caller's working directory is
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(devices))} if devices else {}
-    # Threads that spin while they wait for each other cost a factor of ten as soon as anything else runs.
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), **visible}
-
-
-def _record(path: Path, event: dict[str, Any]) -> None:
-    """Append a step or an epoch to the metrics; at a start, forget what came after the checkpoint."""
-    if event[MARK] == "start":
-        write_atomic(
-            path, "".join(line for line in _lines(path) if json.loads(line)["step"] <= event["step"])
-        )
-    elif event[MARK] in ("step", "epoch"):
-        with path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Whole lines of the metrics; a torn last one is left out."""
-    if path.exists():
-        yield from (line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))

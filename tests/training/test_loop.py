@@ -10,8 +10,8 @@ import torch
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.training.checkpoint import Checkpoints
-from eagle3_pipeline.training.loop import Training, rate_share
-from eagle3_pipeline.training.schedule import make_schedule
+from eagle3_pipeline.training.loop import Training
+from eagle3_pipeline.training.schedule import make_schedule, rate_share
 from tests.training.tiny import Memory, draft, memory, plan, split
 
 _SIZES = [(14, 4), (9, 3), (20, 8), (16, 5), (11, 2), (18, 6), (13, 4), (22, 9), (10, 3), (15, 5)]
@@ -34,7 +34,7 @@ def _training(
         source,
         divided,
         make_schedule(changed, divided, lambda _: True),
-        Checkpoints(folder, changed.identity()),
+        Checkpoints(folder, changed.fingerprint),
         emit,
         torch.device("cpu"),
     )
@@ -109,8 +109,9 @@ def test_a_checkpoint_of_another_plan_is_not_continued(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _training(tmp_path, checkpoint_every_s=0).run(stop=3)
-    assert _training(tmp_path, learning_rate=5e-3).state.step == 0
+    assert _training(tmp_path, fingerprint="0" * 64).state.step == 0
     assert "of another training plan" in caplog.text
+    assert _training(tmp_path).state.step == 2  # they are left as they were
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_sample_and_step(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from eagle3_pipeline.errors import BadInput, Eagle3Error
-from eagle3_pipeline.training import training
+from eagle3_pipeline.training import child
+from eagle3_pipeline.training.child import loss_curve, run_process
 from eagle3_pipeline.training.events import describe, parse
-from eagle3_pipeline.training.training import loss_curve, run_process
 from tests.training.tiny import plan
 
 _PYTHON = sys.executable
@@ -37,7 +37,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         script = tmp_path / "python"
         script.write_text(f"#!{_PYTHON}\nimport json, os, sys, time\n{body}\n")
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(training.sys, "executable", str(script))
+        monkeypatch.setattr(child.sys, "executable", str(script))
 
     return install
 
@@ -83,7 +83,7 @@ def test_an_interruption_ends_the_process(
             pids.append(event["pid"])
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "describe", interrupted)
+    monkeypatch.setattr(child, "describe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_process(plan(tmp_path))
     assert not psutil.pid_exists(pids[0])

@@ -131,6 +131,7 @@ def plan(folder: Path, **changes: Any) -> TrainingPlan:
         "validation_share": 0.2,
         "checkpoint_every_s": 3600.0,
         "seed": 0,
+        "keep_free_bytes": 0,
         "fingerprint": "f" * 64,
     }
     return TrainingPlan(**{**values, **changes})

@@ -16,7 +16,7 @@ from eagle3_pipeline.samples import SAMPLES_NAME, Sample, read_samples, write_sa
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.writer import ShardWriter
 from eagle3_pipeline.target import make_target
-from eagle3_pipeline.training import process, training
+from eagle3_pipeline.training import child, process, training
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.vocabulary.mapping import make_vocabulary
 from tests.recipes import finish_prompts, tiny_recipe
@@ -88,7 +88,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         process.run_plan(plan)
         yield from map(json.loads, heard)
 
-    monkeypatch.setattr(training, "_events", events)
+    monkeypatch.setattr(child, "_events", events)
     monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: {0})
 
 

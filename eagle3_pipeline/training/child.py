@@ -1,0 +1,128 @@
+"""The training process as its parent sees it: started, listened to, and ended with it."""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from eagle3_pipeline.durable_files import write_atomic
+from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.training.events import MARK, describe, error_of, parse
+from eagle3_pipeline.training.plan import TrainingPlan
+
+logger = logging.getLogger(__name__)
+
+PLAN_NAME = "plan.json"
+LOG_NAME = "training.log"
+METRICS_NAME = "metrics.jsonl"
+_GRACE_S = 10
+_LOG_TAIL = 15
+# The loss curve in the facts has at most so many points: a plot needs no more.
+_CURVE_POINTS = 100
+
+
+def run_process(plan: TrainingPlan) -> dict[str, Any]:
+    """Run one training process to its end and return its facts. It ends when this call does."""
+    folder = Path(plan.folder)
+    plan.write(folder / PLAN_NAME)
+    failure: Eagle3Error | None = None
+    facts: dict[str, Any] | None = None
+    for event in _events(plan, folder):
+        _record(folder / METRICS_NAME, event)
+        if (line := describe(event)) is not None:
+            logger.info("%s", line)
+        if event[MARK] == "done":
+            facts = {name: value for name, value in event.items() if name != MARK}
+        elif event[MARK] == "failed":
+            failure = error_of(event)
+    if failure is not None:
+        raise failure
+    if facts is None:
+        lines = (folder / LOG_NAME).read_text(errors="replace").splitlines()[-_LOG_TAIL:]
+        tail = "\n".join(lines)
+        raise Eagle3Error(
+            f"the training process ended without a draft. The end of {folder / LOG_NAME}:\n{tail}\n"
+            "Start it again: it goes on at its last checkpoint."
+        )
+    return facts
+
+
+def _events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / LOG_NAME).open("ab") as log, _process(plan, folder, log) as process:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            event = parse(raw.decode(errors="replace"))
+            if event is None:
+                log.write(raw)
+                log.flush()
+            else:
+                yield event
+
+
+@contextlib.contextmanager
+def _process(plan: TrainingPlan, folder: Path, log: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The training process. Nothing is written to its stdin: its end says that nobody waits any more."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eagle3_pipeline.training", str(folder / PLAN_NAME)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=_environment(plan.devices),
+        start_new_session=True,  # a second Ctrl-C must not reach it half-way through a checkpoint
+    )
+    try:
+        yield process
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _environment(devices: tuple[str, ...]) -> dict[str, str]:
+    from eagle3_pipeline.serving.gpus import physical_gpus
+
+    root = str(Path(__file__).parents[2])  # the package, wherever the caller's working directory is
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(devices))} if devices else {}
+    # Threads that spin while they wait for each other cost a factor of ten as soon as anything else runs.
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), **visible}
+
+
+def _record(path: Path, event: dict[str, Any]) -> None:
+    """Append a step or an epoch to the metrics; at a start, forget what came after the checkpoint."""
+    if event[MARK] == "start":
+        write_atomic(
+            path, "".join(line for line in _lines(path) if json.loads(line)["step"] <= event["step"])
+        )
+    elif event[MARK] in ("step", "epoch"):
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def loss_curve(metrics: Path) -> dict[str, list[float]]:
+    """Steps and losses of the metrics, thinned out evenly to what a plot needs."""
+    steps = [event for line in _lines(metrics) if (event := json.loads(line))[MARK] == "step"]
+    thin = max(1, math.ceil(len(steps) / _CURVE_POINTS))
+    kept = steps[::-1][::thin][::-1]  # the last one is always in
+    return {"steps": [event["step"] for event in kept], "loss": [round(event["loss"], 4) for event in kept]}
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Whole lines of the metrics; a torn last one is left out."""
+    if path.exists():
+        yield from (line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
