@@ -21,9 +21,9 @@ from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
 from eagle3_pipeline.extraction.meaning import Meaning
-from eagle3_pipeline.extraction.plan import ShardPlan, plan_shard
+from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan, plan_shard
 from eagle3_pipeline.extraction.progress import Progress
-from eagle3_pipeline.extraction.proof import chosen, prove
+from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
 from eagle3_pipeline.extraction.quarantine import Quarantine
 from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
 from eagle3_pipeline.extraction.space import SpaceWatch
@@ -100,9 +100,14 @@ class ExtractionRun:
         """The shard of each sample whose states came with its reply, and whether there are others."""
         if not self._settings.while_generating:
             return {}, True
-        planned = {shard: self._plan(shard).samples for shard in self._missing}
-        files = shards_of_files(self._lineage, planned)
-        return files, len(files) < sum(map(len, planned.values()))
+        files: dict[str, str] = {}
+        needs_server = False
+        for shard in self._missing:  # one after the other: the token ids of all shards may be gigabytes
+            planned = self._plan(shard).samples
+            found = shards_of_files(self._lineage, {shard: planned})
+            needs_server |= len(found) < len(planned)
+            files |= found
+        return files, needs_server
 
     def _keep_table(self) -> None:
         """Keep what this target's layers look like, once: later servers are compared with it."""
@@ -141,7 +146,12 @@ class ExtractionRun:
             await stream(self._works(), inspector, bounds, Progress(total, self._file), on_finished)
 
     async def _prove(self, fetch: Fetch) -> None:
-        samples = chosen((await asyncio.to_thread(self._plan, self._missing[0])).samples)
+        samples: list[PlannedSample] = []
+        for shard in self._missing:  # the first may have few, or none
+            plan = await asyncio.to_thread(self._plan, shard)
+            samples += chosen(plan.samples, SAMPLES - len(samples))
+            if len(samples) == SAMPLES:
+                break
         if samples:
             await prove(samples, fetch, self._layout, self._meaning(len(samples)), self._table)
 

@@ -43,6 +43,7 @@ def make_lineage(
     facts: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
     storage: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
     **extraction: Any,
 ) -> Lineage:
     """A recipe with one shard for each list of `samples` (default: two of PER_SHARD), which are made."""
@@ -59,6 +60,7 @@ def make_lineage(
         "evaluation": {"sets": [{"name": "own", **source}]},
         "server": {"extraction": {"max_model_len": 64} | (server or {})},
         "storage": storage or {},
+        "generation": generation or {},
     }
     lineage = Lineage(Recipe.model_validate(values), folder / "storage")
     place = lineage.target_model()
@@ -122,7 +124,6 @@ class StandIn:
     opened: int = 0
     dead: bool = False
     most_in_flight: int = 0
-    most_staged_after_proof: int = 0
     _in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -144,9 +145,6 @@ class StandIn:
                 return answer, {"error": {"message": "as the test wants it"}}
             path = self.staging / f"cmpl-{number}-0.safetensors"
             write_states(path, ids, LAYERS, HIDDEN, TARGET, answer or self.faults)
-            if number >= PROOF:
-                staged = len(list(self.staging.glob("*.safetensors")))
-                self.most_staged_after_proof = max(self.most_staged_after_proof, staged)
             return 200, {"kv_transfer_params": {"hidden_states_path": str(path)}}
         finally:
             with self._lock:

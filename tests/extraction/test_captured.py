@@ -134,6 +134,8 @@ def test_states_come_from_files_where_there_are_any_and_else_from_the_server(lin
     asyncio.run(fetch(ours, alone=True))
     asyncio.run(fetch(PlannedSample("other-t0", IDS, [1])))
     assert asked == [True, False]
+    asyncio.run(fetch(ours, again=True))  # what its file holds was not right
+    assert asked == [True, False, False]
 
 
 def test_without_a_server_a_file_that_is_not_right_goes_and_the_next_call_has_one(lineage: Lineage) -> None:

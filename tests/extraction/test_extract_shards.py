@@ -2,6 +2,7 @@ import errno
 import logging
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom, QualityError, RecipeError, ServerDied
+from eagle3_pipeline.extraction import inspection
+from eagle3_pipeline.extraction import run as run_module
 from eagle3_pipeline.extraction.extraction import extract_shards
+from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples import Sample
@@ -28,7 +32,7 @@ from tests.extraction.build import (
 )
 from tests.extraction.target import TARGET
 from tests.fakes.faults import Faults
-from tests.fakes.states import expected_states
+from tests.fakes.states import expected_states, write_states
 
 S0, S1 = "p10-s000", "p10-s001"
 
@@ -124,20 +128,23 @@ def test_requests_run_over_the_border_of_shards(server: StandIn, lineage: Lineag
     assert server.most_in_flight <= IN_FLIGHT
 
 
-def test_no_more_is_on_its_way_than_the_bytes_of_the_staging(server: StandIn, tmp_path: Path) -> None:
-    longest = max(len(sample.token_ids) for sample in _all(0))
-    size = longest * (len(LAYERS) * HIDDEN * 2 + 9)
-    lineage = audit(make_lineage(tmp_path, staging_gib=2.5 * size / 2**30))
-    late = threading.Event()
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_no_more_is_on_its_way_than_the_bytes_of_the_staging(
+    server: StandIn, tmp_path: Path, precision: str
+) -> None:
+    """Files are captured as bf16, whatever the shard keeps of them."""
+    sizes = [len(sample.token_ids) * (len(LAYERS) * HIDDEN * 2 + 9) for sample in _all(0)]
+    lineage = audit(make_lineage(tmp_path, staging_gib=sum(sizes[:4]) / 2**30, precision=precision))
+    made: list[int] = []
 
     def hold_the_first(number: int, ids: list[int]) -> None:
-        if number == PROOF:
-            late.wait(0.3)  # all that may be asked for meanwhile is asked for
+        if number >= PROOF and ids[1] == 0:
+            time.sleep(0.3)  # all that may be asked for meanwhile is asked for
+            made.append(len(server.requests) - PROOF)
 
     server.on_request = hold_the_first
     _extract(server, lineage)
-    assert server.most_staged_after_proof <= 4  # of the shortest, four are as large as two and a half
-    _holds_the_states_of(lineage, S1, _all(1))
+    assert made == [4]
 
 
 def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_path: Path) -> None:
@@ -284,6 +291,86 @@ def test_what_a_killed_run_found_in_its_parts_counts_in_the_verdict(
     server.on_request, server.dead = (lambda number, ids: None), False
     with pytest.raises(QualityError, match="hidden states of p10-s000 are wrong: after"):
         _extract(server, lineage)
+
+
+def test_where_states_depend_on_company_no_part_of_the_shard_is_taken_by_the_next_run(
+    server: StandIn, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "is_compared", lambda sample_id: sample_id == "8-t0")
+
+    def differ_alone(number: int, ids: list[int]) -> Faults | None:
+        of_this = [one for one in server.requests[PROOF:] if one[1] == 8]
+        return Faults(shifted_share=1.0) if number >= PROOF and ids[1] == 8 and len(of_this) == 2 else None
+
+    server.on_request = differ_alone
+    with pytest.raises(QualityError, match="8-t0, captured alone, differ"):
+        _extract(server, lineage)
+    assert not list(lineage.hidden_state_shards(S0).folder.glob("part-*"))
+    server.on_request = lambda number, ids: None
+    (_, manifest), _ = _extract(server, lineage)
+    assert {ids[1] for ids in server.requests[PROOF:]} >= set(range(PER_SHARD))
+    assert manifest.facts["compared_alone"] == 1
+    _holds_the_states_of(lineage, S0, _all(0))
+
+
+def test_a_sample_whose_comparison_did_not_end_is_compared_by_the_next_run(
+    server: StandIn, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "is_compared", lambda sample_id: sample_id in ("3-t0", "7-t0"))
+
+    def die_alone(number: int, ids: list[int]) -> None:
+        if number >= PROOF and ids[1] == 7 and sum(one[1] == 7 for one in server.requests[PROOF:]) == 2:
+            time.sleep(0.2)  # the samples before this one reach their parts
+            server.dead = True
+
+    server.on_request = die_alone
+    with pytest.raises(ServerDied):
+        _extract(server, lineage)
+    assert list(lineage.hidden_state_shards(S0).folder.glob("part-*"))
+    server.on_request, server.dead = (lambda number, ids: None), False
+    (_, manifest), _ = _extract(server, lineage)
+    again = [ids[1] for ids in server.requests[PROOF:]]
+    assert (again.count(3), again.count(7)) == (0, 2)
+    assert manifest.facts["compared_alone"] == 2
+
+
+def test_the_proof_takes_samples_of_later_shards_where_the_first_has_too_few(
+    server: StandIn, tmp_path: Path
+) -> None:
+    nothing = [invent(0, index, verdict="empty") for index in range(2)]
+    lineage = audit(make_lineage(tmp_path, [nothing, _all(1)[:3], _all(2)]))
+    server.on_request = lambda number, ids: Faults(nan_share=1.0) if number < PROOF else None
+    with pytest.raises(QualityError, match="tried on 8 samples before any shard is made"):
+        _extract(server, lineage, *lineage.recipe.shards)
+    assert len({ids[1] for ids in server.requests}) == 8
+    assert {ids[1] for ids in server.requests if ids[1] < 200} == {100, 101, 102}
+
+
+def test_the_files_of_one_shard_after_the_other_are_looked_for(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token ids of all shards at once may be gigabytes."""
+    shards = [_all(number) for number in range(4)]
+    lineage = make_lineage(tmp_path, shards, while_generating=True, generation={"temperature": 0})
+    for shard, samples in zip(lineage.recipe.shards, shards, strict=True):
+        lineage.captured(shard).mkdir(parents=True)
+        for sample in samples:
+            path = lineage.captured(shard) / f"{sample.sample_id}.safetensors"
+            write_states(path, sample.token_ids[:-1], LAYERS, HIDDEN, TARGET, Faults())
+    planned: list[weakref.ref[PlannedSample]] = []
+    held: list[int] = []
+    plan_shard = run_module.plan_shard
+
+    def watched(*arguments: Any, **settings: Any) -> ShardPlan:
+        plan = plan_shard(*arguments, **settings)
+        planned.append(weakref.ref(plan.samples[0]))
+        held.append(sum(one() is not None for one in planned))
+        return plan
+
+    monkeypatch.setattr(run_module, "plan_shard", watched)
+    _extract(server, audit(lineage), *lineage.recipe.shards)
+    assert server.opened == 0
+    assert max(held[: len(shards)]) == 2
 
 
 def test_only_the_samples_of_a_damaged_part_are_made_again(server: StandIn, lineage: Lineage) -> None:

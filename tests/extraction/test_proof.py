@@ -1,11 +1,12 @@
 import asyncio
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.errors import QualityError, ServerDied
 from eagle3_pipeline.extraction.capture import Captured, SampleRefusedError
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.layer_table import LayerTable
@@ -39,13 +40,16 @@ def _prove(
 ) -> list[bool]:
     asked: list[bool] = []
 
-    async def fetch(sample: PlannedSample, *, alone: bool = False) -> Captured:
+    async def fetch(sample: PlannedSample, *, alone: bool = False, again: bool = False) -> Captured:
         asked.append(alone)
         return Captured(torch.tensor(sample.token_ids), states(sample.token_ids, alone))
 
-    meaning = Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, samples=8, seed=0)
-    asyncio.run(prove(chosen(ALL), fetch, LAYOUT, meaning, known or LayerTable(LAYERS)))
+    asyncio.run(prove(chosen(ALL), fetch, LAYOUT, _meaning(head), known or LayerTable(LAYERS)))
     return asked
+
+
+def _meaning(head: Head) -> Meaning:
+    return Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, samples=8, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Head:
 def test_eight_samples_spread_over_the_shard_are_captured_together_and_then_alone(head: Head) -> None:
     assert [one.sample_id for one in chosen(ALL)] == [f"{7 * number}-t0" for number in range(SAMPLES)]
     assert len(chosen(ALL[:3])) == 3
+    assert len(chosen(ALL, 3)) == 3
     assert _prove(head, lambda ids, alone: _right(ids)) == [False] * SAMPLES + [True] * SAMPLES
 
 
@@ -94,6 +99,37 @@ def test_layers_that_are_not_those_of_the_first_measurement_refuse_the_server(he
     _prove(head, lambda ids, alone: _right(ids), known)
     with pytest.raises(QualityError, match="before any shard is made"):
         _prove(head, louder, known)
+
+
+def test_an_error_leaves_no_request_of_the_proof_running(head: Head) -> None:
+    async def fetch(sample: PlannedSample, *, alone: bool = False, again: bool = False) -> Captured:
+        if sample is ALL[0]:
+            raise ServerDied("ended with signal 11")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> int:
+        with pytest.raises(ServerDied):
+            await prove(chosen(ALL), fetch, LAYOUT, _meaning(head), LayerTable(LAYERS))
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1
+
+
+def test_states_of_the_proof_are_dropped_as_they_are_compared(head: Head) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    most_alone = 0
+
+    def watched(ids: list[int], alone: bool) -> torch.Tensor:
+        nonlocal most_alone
+        states = _right(ids)
+        held.append(weakref.ref(states))
+        if alone:
+            most_alone = max(most_alone, sum(one() is not None for one in held))
+        return states
+
+    _prove(head, watched)
+    assert most_alone <= SAMPLES + 2  # of twice as many captures
 
 
 def test_a_server_that_refuses_samples_is_refused(head: Head) -> None:
