@@ -16,6 +16,7 @@ from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
+from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.repair import damaged_parts, reopen
@@ -71,29 +72,6 @@ def _made(lineage: Lineage, shard: str, *, mend: bool) -> Manifest | None:
         return None
     shutil.rmtree(lineage.captured(shard), ignore_errors=True)  # and the files that it was made of
     return manifest
-
-
-def longest_sample(lineage: Lineage) -> int:
-    """Tokens to which samples are cut: max_sample_tokens, and one less than the server's longest sequence.
-
-    The request generates one token, which must have its place in the server's sequence.
-    """
-    recipe = lineage.recipe
-    longest = recipe.server.extraction.max_model_len or lineage.target_model().require().facts["max_context"]
-    return min(recipe.extraction.max_sample_tokens, int(longest) - 1)
-
-
-def layout_of(lineage: Lineage) -> ShardLayout:
-    """What all shards of the recipe have in common."""
-    target = lineage.target_model().require().facts
-    extraction = lineage.recipe.extraction
-    return ShardLayout(
-        extraction.layers,
-        int(target["hidden_size"]),
-        str(target["model_fingerprint"]),
-        precision=extraction.precision,
-        kept=extraction.kept,
-    )
 
 
 def _extract(

@@ -1,8 +1,9 @@
 """How many bytes the hidden states of the samples take, in each form that the recipe could choose.
 
-A sample counts with its first `max_sample_tokens` tokens; one whose whole completion is cut away by
-that trains nothing and counts with none. The bytes are those of the states and their scales; token
-ids, masks and headers are less than a hundredth of them and are left to `storage.keep_free_gib`.
+A sample counts with the first tokens that are extracted of it (extracted_form.py); one whose whole
+completion is cut away by that trains nothing and counts with none. The bytes are those of the states
+and their scales; token ids, masks and headers are less than a hundredth of them and are left to
+`storage.keep_free_gib`.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.extraction import Kept, Precision
+from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
 from eagle3_pipeline.shards.consumption import consumption
 from eagle3_pipeline.shards.format import ShardLayout
 
@@ -93,16 +95,7 @@ class BytePlan:
 
 def byte_plan(lineage: Lineage, shards: list[ShardLengths]) -> BytePlan:
     """The plan of these shards with the recipe's own settings; raises MissingInput without a target."""
-    extraction = lineage.recipe.extraction
-    target = lineage.target_model().require().facts
-    layout = ShardLayout(
-        extraction.layers,
-        int(target["hidden_size"]),
-        str(target["model_fingerprint"]),
-        extraction.precision,
-        extraction.kept,
-    )
-    return BytePlan(shards, extraction.max_sample_tokens, layout)
+    return BytePlan(shards, longest_sample(lineage), layout_of(lineage))
 
 
 def shard_lengths(lineage: Lineage, shard: str, lengths: list[tuple[int, int]]) -> ShardLengths:

@@ -48,9 +48,9 @@ class WaveSamples:
 
 def write_wave_samples(lineage: Lineage, waves: Sequence[Sequence[str]], path: Path) -> None:
     """Go through the samples of all shards, wave by wave, and write the file; a minute for 25,000 samples."""
-    from eagle3_pipeline.extraction.extraction import longest_sample
     from eagle3_pipeline.extraction.plan import plan_shard
     from eagle3_pipeline.samples import shard_file
+    from eagle3_pipeline.samples.extracted_form import longest_sample
 
     names: list[str] = []
     rows: list[int] = []
