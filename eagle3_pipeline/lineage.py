@@ -13,6 +13,7 @@ A shard of samples depends on its own prompts only: raising the count redoes not
 another evaluation set that drops none of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -162,11 +163,14 @@ class Lineage:
         waves = [tuple(wave) for wave in facts["waves"]]
         return waves, int(facts["passes"]) if len(waves) > 1 else 1
 
-    def draft_checkpoint(self) -> Place:
-        """The trained draft. In waves it follows from what states are made of: they never all exist."""
+    def draft_checkpoint(self, plan: tuple[Sequence[Sequence[str]], int] | None = None) -> Place:
+        """The trained draft. In waves it follows from what states are made of: they never all exist.
+
+        `plan` are waves and passes, by default those of `waves`.
+        """
         training = self.recipe.settings("training")["training"]
         del training["checkpoint_every_s"]  # when a checkpoint is written changes no weight
-        waves, passes = self.waves()
+        waves, passes = plan or self.waves()
         states = [self.hidden_state_shards(shard) for shard in self.recipe.shards]
         inputs = {
             "states": self.digests(states)

@@ -34,6 +34,8 @@ def require_machine(lineage: Lineage) -> None:
     # A server of ours is used or stopped by the next step: the memory that it holds is not missing.
     if not recipe.partitions.generation and not any(one.overlaps(()) for one in running_servers()):
         _require_memory(recipe, int(lineage.target_model().require().facts["bytes"]))
+    if is_audited(lineage):
+        return  # what fits is decided, and the extraction looks at the room of its next shards
     short, long = expected_fits(lineage)
     if not short.fits:
         raise NotEnoughRoom(
@@ -48,6 +50,14 @@ def require_machine(lineage: Lineage) -> None:
             recipe.generation.max_completion_tokens * _LONG,
             gib(long.wave_plan.needed),
         )
+
+
+def is_audited(lineage: Lineage) -> bool:
+    """Whether sample_audit has passed over all shards of the run."""
+    try:
+        return lineage.sample_audit().manifest() is not None
+    except MissingInput:  # the samples are not all there
+        return False
 
 
 def expected_fits(lineage: Lineage) -> tuple[Fit, Fit]:

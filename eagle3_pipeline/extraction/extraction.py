@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from eagle3_pipeline.durable_files import full_disk_named, require_free_bytes
+from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
+from eagle3_pipeline.samples.extraction_room import require_room_for
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.repair import damaged_parts, reopen
@@ -83,7 +84,7 @@ def _extract(
     from eagle3_pipeline.extraction.run import ExtractionRun
 
     layout = layout_of(lineage)
-    _require_room(lineage, missing, layout)
+    require_room_for(lineage, missing)
     way_out = (
         "Finished shards and parts stand. Free some space or point EAGLE3_STORAGE to a larger disk, then "
         "materialise hidden_state_shards again."
@@ -93,21 +94,3 @@ def _extract(
         ProgressFile(lineage.progress, "hidden_state_shards") as file,
     ):
         ExtractionRun(lineage, missing, layout, longest_sample(lineage), file).make(server, finished)
-
-
-def _require_room(lineage: Lineage, missing: list[str], layout: ShardLayout) -> None:
-    """Raise NotEnoughRoom where there is none to begin with; sample_audit looked at the whole of it."""
-    recipe = lineage.recipe
-    made = [lineage.synthetic_samples(shard).require().facts for shard in missing]
-    tokens = sum(int(facts["prompt_tokens"]) + int(facts["completion_tokens"]) for facts in made)
-    bounds = (
-        (recipe.extraction.staging_gib, layout.as_captured),
-        (recipe.extraction.part_gib, layout),
-    )
-    on_the_way = sum(min(int(gib * 2**30), tokens * form.bytes_per_token) for gib, form in bounds)
-    require_free_bytes(
-        lineage.folder,
-        on_the_way + int(recipe.storage.keep_free_gib * 2**30),
-        "the staging of hidden states, one part of a shard and storage.keep_free_gib",
-        "Free some space, lower extraction.staging_gib, or point EAGLE3_STORAGE to a larger disk.",
-    )

@@ -15,6 +15,7 @@ from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths, byte_plan, shard_lengths
+from eagle3_pipeline.samples.decided_waves import waves_under_way
 from eagle3_pipeline.samples.drift import Retokenizer
 from eagle3_pipeline.samples.fitting import Fit, require_room
 from eagle3_pipeline.samples.lengths import histogram
@@ -119,9 +120,12 @@ def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer
 
 
 def _extraction(lineage: Lineage, plan: BytePlan) -> dict[str, Any]:
-    """The plan of bytes and waves as facts; raises NotEnoughRoom."""
+    """The plan of bytes and waves as facts; raises NotEnoughRoom. Waves that a training goes by are kept."""
     fit = Fit.of(lineage, plan)
-    waves = require_room(fit).waves
-    # Going through one wave twice would delete what fits, and extract it again for nothing.
-    passes = lineage.recipe.extraction.passes if len(waves) > 1 else 1
+    if (under_way := waves_under_way(lineage)) is not None:
+        waves, passes = under_way
+    else:
+        waves = require_room(fit).waves
+        # Going through one wave twice would delete what fits, and extract it again for nothing.
+        passes = lineage.recipe.extraction.passes if len(waves) > 1 else 1
     return {**plan.numbers(), "free_bytes": fit.room.bytes, "waves": waves, "passes": passes}

@@ -7,12 +7,14 @@ and their scales; token ids, masks and headers are less than a hundredth of them
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.extraction import Kept, Precision
 from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
+from eagle3_pipeline.samples.folder_bytes import bytes_below
 from eagle3_pipeline.shards.consumption import consumption
 from eagle3_pipeline.shards.format import ShardLayout
 
@@ -35,6 +37,8 @@ class ShardLengths:
     """Its states are on the disk already."""
     written: int = 0
     """Bytes of the parts of a shard that is not finished yet."""
+    captured: int = 0
+    """Bytes of the files that came with its replies and wait for the shard."""
 
     def tokens(self, longest: int) -> int:
         """Tokens to extract when samples are cut to `longest`."""
@@ -52,6 +56,8 @@ class BytePlan:
     shards: list[ShardLengths]
     longest: int
     layout: ShardLayout
+    while_generating: bool = False
+    """States come with the replies and wait, each sample in a file, until their shard is written."""
 
     @property
     def tokens(self) -> int:
@@ -59,14 +65,50 @@ class BytePlan:
         return sum(one.tokens(self.longest) for one in self.shards)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the states of all shards."""
-        return sum(self._bytes_of(one) for one in self.shards)
+    def trained_samples(self) -> int:
+        """Samples of which something is left to train on when they are cut."""
+        return sum(prompt < min(total, self.longest) for one in self.shards for prompt, total in one.lengths)
 
     @property
+    def bytes(self) -> int:
+        """Bytes of the states of all shards."""
+        return sum(self.sizes)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of the states of each shard."""
+        return [self._bytes_of(one) for one in self.shards]
+
+    @cached_property
     def missing(self) -> list[int]:
         """Bytes of each shard that are still to be written."""
-        return [0 if one.is_extracted else max(self._bytes_of(one) - one.written, 0) for one in self.shards]
+        return [
+            0 if one.is_extracted else max(size - one.written, 0)
+            for one, size in zip(self.shards, self.sizes, strict=True)
+        ]
+
+    @cached_property
+    def to_come(self) -> int:
+        """Bytes of states that no server has captured yet: bfloat16 and whole, whatever their form will be.
+
+        Those that come with the replies are not even cut to `longest`.
+        """
+        whole = replace(
+            self.in_form(*FORMS["bf16"]),
+            longest=max((total for one in self.shards for _, total in one.lengths), default=0)
+            if self.while_generating
+            else self.longest,
+        )
+        missing = zip(self.shards, whole.missing, strict=True)
+        return sum(max(count - one.captured, 0) for one, count in missing)
+
+    @property
+    def at_once(self) -> int:
+        """Bytes that are still to be written until the states of all shards are there.
+
+        Files that came with the replies go when their shard is made, so beside those there is one shard more.
+        """
+        return self.to_come + max(self.missing, default=0) if self.while_generating else sum(self.missing)
 
     def in_form(self, precision: Precision, kept: Kept) -> "BytePlan":
         """The same samples in another form."""
@@ -80,7 +122,7 @@ class BytePlan:
         """The plan as facts: samples and tokens that train, cut samples, bytes in all and by form."""
         lengths = [length for one in self.shards for length in one.lengths]
         return {
-            "trained_samples": sum(prompt < min(total, self.longest) for prompt, total in lengths),
+            "trained_samples": self.trained_samples,
             "cut_samples": sum(total > self.longest for _, total in lengths),
             "trained_tokens": self.tokens,
             "bytes_per_token": self.layout.state_bytes(1, 1),
@@ -95,18 +137,30 @@ class BytePlan:
 
 def byte_plan(lineage: Lineage, shards: list[ShardLengths]) -> BytePlan:
     """The plan of these shards with the recipe's own settings; raises MissingInput without a target."""
-    return BytePlan(shards, longest_sample(lineage), layout_of(lineage))
+    return BytePlan(
+        shards, longest_sample(lineage), layout_of(lineage), lineage.recipe.extraction.while_generating
+    )
 
 
 def shard_lengths(lineage: Lineage, shard: str, lengths: list[tuple[int, int]]) -> ShardLengths:
     """Lengths of a shard, with what of its states lies on the disk."""
+    captured = _captured(lineage, shard)
     try:
         place = lineage.hidden_state_shards(shard)
     except MissingInput:  # no samples, so no states
-        return ShardLengths(shard, lengths, is_extracted=False)
+        return ShardLengths(shard, lengths, is_extracted=False, captured=captured)
     if consumption(place.folder) is not None:  # deleted; whoever plans anew makes them anew
         return ShardLengths(shard, lengths, is_extracted=False)
     if place.manifest() is not None:
         return ShardLengths(shard, lengths, is_extracted=True)
     parts = sum(part.stat().st_size for part in place.folder.glob("part-*.safetensors"))
-    return ShardLengths(shard, lengths, is_extracted=False, written=parts)
+    return ShardLengths(shard, lengths, is_extracted=False, written=parts, captured=captured)
+
+
+def _captured(lineage: Lineage, shard: str) -> int:
+    if not lineage.recipe.extraction.while_generating:
+        return 0
+    try:
+        return bytes_below(lineage.captured(shard))
+    except MissingInput:  # no prompts, so no replies
+        return 0

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from eagle3_pipeline.errors import NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples.byte_plan import FORMS, BytePlan
+from eagle3_pipeline.samples.leftovers import Leftover, leftovers, what_to_delete
 from eagle3_pipeline.samples.state_room import StateRoom, gib, state_room
 from eagle3_pipeline.samples.wave_plan import WavePlan, plan_waves
 
@@ -24,6 +26,9 @@ class Fit:
     waves: int | str
     validation_share: float
     room: StateRoom
+    layers_are_fixed: bool = False
+    """A base draft takes in these layers and no others."""
+    leftovers: tuple[Leftover, ...] = ()
 
     @classmethod
     def of(cls, lineage: Lineage, plan: BytePlan) -> "Fit":
@@ -32,24 +37,30 @@ class Fit:
         States on their way are whole and bfloat16, whatever their form will be.
         """
         recipe = lineage.recipe
-        on_their_way = min(
-            int(recipe.extraction.staging_gib * 2**30), sum(plan.in_form(*FORMS["bf16"]).missing)
-        )
         room = state_room(lineage)
-        if on_their_way:
+        # Files that come with the replies are in the plan, on their way or not.
+        staging = 0 if plan.while_generating else int(recipe.extraction.staging_gib * 2**30)
+        if on_their_way := min(staging, plan.to_come):
             why = f"{room.why}, and {gib(on_their_way)} are for states on their way (extraction.staging_gib)"
             room = StateRoom(room.bytes - on_their_way, why)
-        return cls(plan, recipe.extraction.waves, recipe.training.validation_share, room)
+        return cls(
+            plan,
+            recipe.extraction.waves,
+            recipe.training.validation_share,
+            room,
+            layers_are_fixed=recipe.base_draft is not None,
+            leftovers=tuple(leftovers(lineage)),
+        )
 
-    @property
+    @cached_property
     def wave_plan(self) -> WavePlan:
         """The waves, whether they fit or not."""
         return plan_waves(self.plan, self.waves, self.validation_share, self.room.bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest moment has room."""
-        return self.wave_plan.needed <= self.room.bytes
+        """Whether the fullest moment has room. A disk too full for anything else does for what is there."""
+        return self.wave_plan.needed <= max(self.room.bytes, 0)
 
     def choices(self) -> list[str]:
         """Settings, each of which alone would do."""
@@ -59,7 +70,7 @@ class Fit:
 def require_room(fit: Fit) -> WavePlan:
     """The waves; raises NotEnoughRoom, with the choices that fit."""
     waves = fit.wave_plan
-    if waves.needed > fit.room.bytes:
+    if not fit.fits:
         raise NotEnoughRoom(f"{in_words(fit)}, but {fit.room.why}. Choices: {'; '.join(fit.choices())}.")
     return waves
 
@@ -70,6 +81,8 @@ def in_words(fit: Fit) -> str:
     layout = plan.layout
     form = layout.precision if layout.kept == "all" else f"{layout.precision}, kept: {layout.kept}"
     what = f"the hidden states of {plan.tokens} tokens ({form}) still take {gib(sum(plan.missing))}"
+    if plan.while_generating:
+        return f"{what}, and {gib(waves.needed)} with the files that wait for their shards"
     if len(waves.waves) == 1:
         return what
     return f"{what}; in {len(waves.waves)} waves, the largest with validation samples {gib(waves.needed)}"
@@ -85,25 +98,26 @@ def _choices(fit: Fit) -> Iterator[str]:
         changed = plan.in_form(*FORMS[name])
         if changed.bytes < plan.bytes and fits(changed):
             yield f"{words} ({gib(changed.bytes)} in all)"
-    in_waves = replace(fit, waves="auto")
-    if fit.waves != "auto" and in_waves.fits:
+    if plan.while_generating:
+        if fits(replace(plan, while_generating=False)):
+            yield "extraction.while_generating: false"
+    elif fit.waves != "auto" and (in_waves := replace(fit, waves="auto")).fits:
         count = len(in_waves.wave_plan.waves)
         yield f"extraction.waves: auto ({count} waves; training sees each of them once per pass)"
     if shards := _most(len(plan.shards) - 1, lambda count: fits(_first(plan, count))):
         yield f"run.shards: {shards} of {len(plan.shards)}"
     longest = _most(plan.longest - 1, lambda tokens: fits(replace(plan, longest=tokens)))
-    if _samples(plan, longest) * 2 >= _samples(plan, plan.longest):  # with fewer it is another set
+    cut = replace(plan, longest=longest)
+    if cut.trained_samples * 2 >= plan.trained_samples:  # with fewer it is another set
         yield f"extraction.max_sample_tokens: {longest} (is {plan.longest})"
     of = len(plan.layout.layer_ids)
-    if (layers := _most(of - 1, lambda count: fits(_with_layers(plan, count)))) >= 2:
+    layers = 0 if fit.layers_are_fixed else _most(of - 1, lambda count: fits(_with_layers(plan, count)))
+    if layers >= 2:
         yield f"{layers} extraction.layers (are {of})"
+    if fit.leftovers:
+        yield what_to_delete(fit.leftovers)
     enlarge = "raise storage.max_gib, " if "max_gib" in fit.room.why else ""
     yield f"{enlarge}free space or point EAGLE3_STORAGE to a larger disk"
-
-
-def _samples(plan: BytePlan, longest: int) -> int:
-    """Samples that still train when they are cut to `longest`."""
-    return sum(prompt < min(total, longest) for one in plan.shards for prompt, total in one.lengths)
 
 
 def _first(plan: BytePlan, shards: int) -> BytePlan:

@@ -30,14 +30,12 @@ def plan_waves(plan: BytePlan, waves: int | str, validation_share: float, room: 
     A plan that does not fit is returned all the same: where `auto` finds none, the one with a shard per
     wave.
     """
-    most, names = len(plan.shards), [one.shard for one in plan.shards]
-    missing = plan.missing
-    validation = int(plan.bytes * validation_share)
+    most = len(plan.shards)
     # With fewer waves than this, one of them has more bytes than there are.
-    fewest = min(max(1, -(-sum(missing) // max(room, 1))), most)
+    fewest = min(max(1, -(-sum(plan.missing) // max(room, 1))), most)
     counts = range(fewest, most + 1) if waves == "auto" else [min(int(waves), most)]
     for count in counts:
-        found = _cut(names, missing, count, validation)
+        found = _cut(plan, count, validation_share)
         if found.needed <= room:
             break
     return found
@@ -52,14 +50,16 @@ def split(sizes: Sequence[int], count: int) -> list[range]:
     return list(_ranges(sizes, count, low))
 
 
-def _cut(names: list[str], missing: list[int], count: int, validation: int) -> WavePlan:
+def _cut(plan: BytePlan, count: int, validation_share: float) -> WavePlan:
+    names = [one.shard for one in plan.shards]
     if count == 1:
-        return WavePlan([names], sum(missing))
-    ranges = split(missing, count)
-    bytes_of = [sum(missing[number] for number in one) for one in ranges]
+        return WavePlan([names], plan.at_once)
+    # By the bytes of whole shards: what lies on the disk at this moment must not move a border.
+    ranges = split(plan.sizes, count)
+    largest = max(sum(plan.missing[number] for number in one) for one in ranges)
     # Validation samples are drawn from the first wave: their share of the whole set, at most half of it.
-    kept = min(validation, bytes_of[0] // 2)
-    return WavePlan([[names[number] for number in one] for one in ranges], max(bytes_of) + kept)
+    kept = min(int(plan.bytes * validation_share), sum(plan.sizes[number] for number in ranges[0]) // 2)
+    return WavePlan([[names[number] for number in one] for one in ranges], largest + kept)
 
 
 def _fill(sizes: Sequence[int], most: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 from eagle3_pipeline.doctor import Finding, Mark, disks, limits, partitions
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.room import expected_fits, memory_wanted
+from eagle3_pipeline.samples.checkpoint_bytes import checkpoint_bytes
 from tests.doctor.conftest import LineageMaker
 from tests.records import process_of_a_server, write_record
 
@@ -64,7 +65,8 @@ def test_the_storage_root_is_judged_by_what_is_still_to_be_written(free, make_li
     make_target(lineage)
     short, long = (fit.wave_plan.needed for fit in expected_fits(lineage))
     marks = []
-    for disk in (GIB + long, GIB + short - 1):
+    kept = checkpoint_bytes(lineage)  # more than storage.keep_free_gib
+    for disk in (kept + long, kept + short - 1):
         free(disk=disk)
         (found,) = disks.storage(lineage)
         marks.append(found.mark)
@@ -78,10 +80,11 @@ def test_states_that_fit_only_when_completions_are_short_are_a_note(free, make_l
     make_target(lineage)
     short, long = (fit.wave_plan.needed for fit in expected_fits(lineage))
     assert GIB < short < long
-    free(disk=GIB + short)
+    kept = checkpoint_bytes(lineage)
+    free(disk=kept + short)
     (found,) = disks.storage(lineage)
     assert (found.mark, "sample_audit decides" in found.advice) == (Mark.NOTE, True)
-    free(disk=GIB + short - 1)
+    free(disk=kept + short - 1)
     (found,) = disks.storage(lineage)
     assert (found.mark, "extraction.precision: fp8" in found.advice) == (Mark.PROBLEM, True)
 

@@ -11,6 +11,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.settings import StorageBudget
 from eagle3_pipeline.samples import Sample, write_samples
 from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
+from eagle3_pipeline.samples.checkpoint_bytes import checkpoint_bytes
 from eagle3_pipeline.samples.drift import Drift, Retokenizer
 from eagle3_pipeline.samples.sample import VERDICTS
 from eagle3_pipeline.shards.consumption import mark_consumed
@@ -261,9 +262,10 @@ def test_samples_are_counted_as_the_extraction_cuts_them(tmp_path: Path) -> None
 
 
 def budget(lineage: Lineage, bytes_left: int) -> Lineage:
-    """The same recipe with a budget that leaves so many bytes."""
+    """The same recipe with a budget that leaves so many bytes for states."""
     used = sum(path.stat().st_size for path in lineage.folder.rglob("*") if path.is_file())
-    storage = StorageBudget.model_validate({"max_gib": (used + bytes_left) / 2**30})
+    wanted = used + checkpoint_bytes(lineage) + bytes_left
+    storage = StorageBudget.model_validate({"max_gib": wanted / 2**30})
     return Lineage(lineage.recipe.model_copy(update={"storage": storage}), lineage.storage_root)
 
 

@@ -1,15 +1,20 @@
 """What fits, and that every choice offered really does."""
 
+import shutil
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Place
 from eagle3_pipeline.samples import fitting
 from eagle3_pipeline.samples.byte_plan import BytePlan, ShardLengths
+from eagle3_pipeline.samples.checkpoint_bytes import checkpoint_bytes
 from eagle3_pipeline.samples.fitting import Fit, require_room
-from eagle3_pipeline.samples.state_room import StateRoom
+from eagle3_pipeline.samples.state_room import StateRoom, state_room
 from eagle3_pipeline.shards.format import ShardLayout
 from tests.generation.world import make_lineage
 
@@ -103,3 +108,65 @@ def test_a_cut_that_leaves_less_than_half_of_the_samples_is_no_choice() -> None:
     assert replace(fits_at_500, plan=replace(plan, longest=500)).fits
     assert not any("max_sample_tokens" in choice for choice in fits_at_500.choices())
     assert any("max_sample_tokens" in choice for choice in fit_of(60, plan=plan).choices())
+
+
+# As PLAN, but the states come with the replies.
+CAPTURED = replace(PLAN, while_generating=True)
+SHARD = PLAN.sizes[0]
+
+
+def test_files_that_wait_for_their_shards_and_the_largest_shard_must_fit_together() -> None:
+    assert CAPTURED.at_once == 11 * SHARD
+    assert CAPTURED.in_form("fp8", "all").at_once == 10 * SHARD + 10**6 * 4 * 4100  # files stay bfloat16
+    assert replace(CAPTURED, longest=500).at_once == 10 * SHARD + SHARD // 2  # and whole
+
+
+def test_files_that_are_there_already_ask_for_one_more_shard_only() -> None:
+    there = replace(CAPTURED, shards=[replace(one, captured=SHARD) for one in CAPTURED.shards])
+    assert there.at_once == SHARD
+    made = replace(there, shards=[replace(one, is_extracted=True) for one in there.shards])
+    assert made.at_once == 0
+
+
+def test_where_states_come_with_the_replies_waves_are_no_choice_and_a_second_server_is_one() -> None:
+    said = "; ".join(fit_of(310, plan=CAPTURED).choices())
+    assert "waves" not in said
+    assert "extraction.while_generating: false" in said
+    assert "while_generating" not in "; ".join(fit_of(200, plan=CAPTURED).choices())
+
+
+def test_the_layers_of_a_base_draft_are_no_choice() -> None:
+    free = fit_of(200)
+    assert any("extraction.layers" in choice for choice in free.choices())
+    fixed = replace(free, layers_are_fixed=True)
+    assert not any("extraction.layers" in choice for choice in fixed.choices())
+
+
+def test_a_disk_that_is_too_full_for_all_else_does_for_states_that_are_there() -> None:
+    made = [replace(one, is_extracted=True) for one in PLAN.shards]
+    require_room(fit_of(-1, plan=replace(PLAN, shards=made)))
+
+
+def test_checkpoints_of_the_draft_have_room_of_their_own_and_what_is_there_of_them_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(free=100 * GIB))
+    lineage = make_lineage(
+        tmp_path, [1], 1, extraction={"layers": [2, 18, 33, 36]}, vocabulary={"draft_tokens": 32000}
+    )
+    (lineage.target_model().folder / "manifest.json").unlink()
+    # Qwen3-8B: a draft of 400 million trained numbers.
+    lineage.target_model().finish([], {"model_fingerprint": "q", "hidden_size": 4096})
+    checkpoints = 4 * 12 * (16 * 4096**2 + 32000 * 4096)
+    assert checkpoint_bytes(lineage) == checkpoints == pytest.approx(18e9, rel=0.1)
+    found = state_room(lineage)
+    assert found.bytes == 100 * GIB - checkpoints
+    assert "of which about 18 GiB are for checkpoints of the draft" in found.why
+    place = Place(lineage.folder / "draft_checkpoint" / "f", "draft_checkpoint", "f", {})
+    monkeypatch.setattr(Lineage, "draft_checkpoint", lambda self: place)
+    (place.folder / "checkpoints").mkdir(parents=True)
+    (place.folder / "checkpoints" / "weights.safetensors").write_bytes(bytes(1000))
+    assert checkpoint_bytes(lineage) == checkpoints - 1000
+    place.finish([], {})
+    assert state_room(lineage).bytes == 99 * GIB

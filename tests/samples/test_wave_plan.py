@@ -77,3 +77,13 @@ def test_validation_samples_lie_beside_every_wave_but_never_take_more_than_half_
 def test_states_that_are_there_already_ask_for_no_wave_of_their_own() -> None:
     assert len(plan_waves(plan_of([10] * 4), "auto", 0.1, 80).waves) == 4
     assert len(plan_waves(plan_of([10] * 4, extracted=3), "auto", 0.1, 80).waves) == 1
+
+
+def test_the_borders_of_waves_do_not_move_with_what_lies_on_the_disk() -> None:
+    sizes = [10, 30, 20, 10, 30, 20]
+    anew = plan_waves(plan_of(sizes), 3, 0.1, 10**9)
+    assert [len(wave) for wave in anew.waves] == [2, 2, 2]
+    for extracted in range(1, 6):
+        assert plan_waves(plan_of(sizes, extracted), 3, 0.1, 10**9).waves == anew.waves
+    # The third wave of 200 bytes is still to come, and 10 % of the 480 are for validation.
+    assert plan_waves(plan_of(sizes, extracted=4), 3, 0.1, 10**9).needed == 200 + 48
