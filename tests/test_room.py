@@ -138,3 +138,15 @@ def test_a_released_recipe_needs_nothing(lineage: Lineage, monkeypatch: pytest.M
         finish(getattr(lineage, name)())
     free(monkeypatch, disk=0, memory=0)
     require_machine(lineage)
+
+
+def test_once_the_audit_stands_the_room_is_not_judged_again(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in lineage.recipe.shards:
+        make_samples(lineage, shard)
+    free(monkeypatch, disk=0)
+    with pytest.raises(NotEnoughRoom):
+        require_machine(lineage)
+    finish(lineage.sample_audit())
+    require_machine(lineage)
