@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.errors import MissingInput, NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle3_pipeline.room import expected_plan, known_lengths
 from eagle3_pipeline.samples.byte_plan import BytePlan
+from eagle3_pipeline.samples.extraction_room import require_room_for
 from eagle3_pipeline.samples.fitting import Fit
 from eagle3_pipeline.waves import next_turn, records, turns
 
@@ -41,6 +42,8 @@ class Forecast:
     """All of it. `source` says in words where the token counts come from."""
 
     fit: Fit
+    complaint: str | None
+    """Why it does not fit, with the ways out: all of it, or once the waves are decided, the present one."""
     waves: list[list[str]]
     passes: int
     is_decided: bool
@@ -72,7 +75,26 @@ def forecast(lineage: Lineage) -> Forecast:
         Phase("extraction", extraction, _speed(lineage, "hidden_state_shards", "captured_tokens")),
         Phase("training", training, _training_speed(lineage)),
     ]
-    return Forecast(fit, waves, passes, audit is not None, source, len(known), phases)
+    complaint = _complaint(fit) if audit is None else _complaint_of_turn(lineage, waves)
+    return Forecast(fit, complaint, waves, passes, audit is not None, source, len(known), phases)
+
+
+def _complaint(fit: Fit) -> str | None:
+    return None if fit.fits else f"Choices: {'; '.join(fit.choices())}"
+
+
+def _complaint_of_turn(lineage: Lineage, waves: list[list[str]]) -> str | None:
+    """Of the turn to work on: those before it are done with, and the later ones get its room."""
+    try:
+        turn = next_turn(lineage)
+        shards = list(turn.shards) if turn else []
+    except MissingInput:  # the vocabulary is not made yet
+        shards = waves[0]
+    try:
+        require_room_for(lineage, shards)
+    except NotEnoughRoom as error:
+        return str(error)
+    return None
 
 
 def _expected(lineage: Lineage, known: Lengths) -> tuple[list[tuple[int, int]], str]:

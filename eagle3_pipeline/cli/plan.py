@@ -34,7 +34,7 @@ def _amounts(found: "Forecast") -> list[tuple[str, str]]:
 
     plan, room = found.fit.plan, found.fit.room
     forms = plan.forms()
-    fits = "fits" if found.fit.fits else f"does not fit. Choices: {'; '.join(found.fit.choices())}"
+    fits = "fits" if found.complaint is None else f"does not fit. {found.complaint}"
     rows = [
         ("samples", f"{found.samples_made} of {len(plan.shards)} shards are made"),
         ("tokens", f"{plan.tokens:,} to extract ({found.source})"),

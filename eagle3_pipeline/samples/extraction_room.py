@@ -18,6 +18,8 @@ def require_room_for(lineage: Lineage, shards: list[str]) -> None:
     `sample_audit` looked at the whole. But a training that begins anew finds what the one before it left:
     its checkpoints, and the states of a later wave. The message names them.
     """
+    if not shards:
+        return
     train_truncated = lineage.recipe.generation.train_truncated
     lengths = {
         shard: trained_lengths(lineage.synthetic_samples(shard).folder / SAMPLES_NAME, train_truncated)
@@ -28,10 +30,10 @@ def require_room_for(lineage: Lineage, shards: list[str]) -> None:
     copy = _validation_bytes(lineage)
     if plan.at_once + copy <= max(fit.room.bytes, 0):
         return
+    names = shards[0] if len(shards) == 1 else f"{shards[0]} to {shards[-1]} ({len(shards)} shards)"
     what = f" and the copy of the validation samples {gib(copy)}" if copy else ""
     raise NotEnoughRoom(
-        f"the hidden states of {len(shards)} shards, {shards[0]} to {shards[-1]}, still take "
-        f"{gib(plan.at_once)}{what}, but {fit.room.why}. Finished shards and parts stand. "
+        f"the hidden states of {names} still take {gib(plan.at_once)}{what}, but {fit.room.why}. Finished shards and parts stand. "
         f"{'; '.join(_ways_out(lineage, fit, shards))}."
     )
 
@@ -47,8 +49,8 @@ def _ways_out(lineage: Lineage, fit: Fit, shards: list[str]) -> Iterator[str]:
         early = [folder for folder in folders if any(folder.glob("part-*.safetensors"))]
         if early:
             size = gib(sum(map(bytes_below, early)))
-            yield f"{len(early)} shards of other waves hold {size}: delete them, they are made in their turn"
-            yield f"they are {', '.join(map(str, early[:5]))}{' ...' if len(early) > 5 else ''}"
+            named = f"{', '.join(map(str, early[:5]))}{f' and {len(early) - 5} more' if len(early) > 5 else ''}"
+            yield f"shards of other waves hold {size}, which are made again in their turn: delete {named}"
     enlarge = "raise storage.max_gib, " if "max_gib" in fit.room.why else ""
     yield f"{enlarge}free some space, or point EAGLE3_STORAGE to a larger disk"
 

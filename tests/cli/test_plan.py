@@ -143,3 +143,26 @@ def test_speeds_are_those_that_were_measured_whatever_the_settings_and_side_by_s
     rows = plan(recipe, capsys)
     assert rows["time of extraction"] == "1 s: 80 tokens are left, 100 a second so far"
     assert rows["time of training"].endswith("480 tokens are left, 800 a second so far")
+
+
+def test_once_the_waves_are_decided_only_the_one_to_come_is_judged(
+    lineage: Lineage, recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in lineage.recipe.shards:
+        make_samples(lineage, shard, ["good"] * 8)
+    free(monkeypatch, 80 * TOKEN + 24 * TOKEN)
+    audit_samples(lineage)
+    free(monkeypatch, 0)
+    assert (
+        "does not fit. the hidden states of 1 shards, p8-s000 to p8-s000"
+        in plan(recipe, capsys)["this recipe"]
+    )
+    vocabulary = lineage.vocabulary_map()
+    vocabulary.folder.mkdir(parents=True)
+    vocabulary.finish([], {})
+    # The present wave is on the disk, with the validation samples: the two to come get its room.
+    finish(lineage.hidden_state_shards("p8-s000"), 80, 1.0, captured_tokens=80)
+    copy = lineage.draft_checkpoint().folder / "validation" / "part-00000.safetensors"
+    copy.parent.mkdir(parents=True)
+    copy.touch()
+    assert plan(recipe, capsys)["this recipe"] == "bf16, kept: all; fits"
