@@ -10,19 +10,32 @@ means over several, unless two neighbours in the middle of a deep target are as 
 tests compare those with another implementation of the model. Medians do not see the few rows of huge
 states that many targets have.
 
+The first 32 samples settle the table, and nobody is judged before: `measurement.py` captures them before any
+other. What is far from all the rest, then or later, stays out of it, or a single wrong sample would widen
+the bounds for good.
+
     T tokens of a sample, L stored layers, H hidden size
 """
 
+import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile
 
+_logger = logging.getLogger(__name__)
+
+SAMPLES_FIRST = 32
+"""Samples that settle a table: of fewer, a spread is a guess."""
 _ROWS = 64  # rows of a sample that are measured, evenly spread: their median is as good as that of all
-_SAMPLES_FIRST = 32  # before that, a spread is a guess
+_LEFT_OUT = SAMPLES_FIRST // 8  # of the first ones at most: more are no wrong ones, but another kind
 _SPREADS = 8.0
 _ERRORS = 5.0
 # Differences of a log RMS and of a cosine that no sample is accused of: bfloat16's rounding makes a hundredth
@@ -30,97 +43,157 @@ _ERRORS = 5.0
 _SCALE_FLOOR, _COSINE_FLOOR = 0.1, 0.02
 
 
+@dataclass(frozen=True)
+class _Moments:
+    """Of the values `[2 L - 1]` of so many samples; replaced as a whole, since others may be reading."""
+
+    samples: int
+    mean: torch.Tensor
+    squares: torch.Tensor
+    """Sum of squared distances from the mean."""
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> Self:
+        """Of `[samples, 2 L - 1]`."""
+        mean = values.mean(dim=0)
+        return cls(len(values), mean, (values - mean).square().sum(dim=0))
+
+    def with_one_more(self, values: torch.Tensor) -> "_Moments":
+        before = values - self.mean
+        mean = self.mean + before / (self.samples + 1)
+        return _Moments(self.samples + 1, mean, self.squares + before * (values - mean))
+
+    @property
+    def spread(self) -> torch.Tensor:
+        return (self.squares / max(self.samples - 1, 1)).sqrt()
+
+
 class LayerTable:
-    """Mean and spread of both measures over the samples that were added."""
+    """Mean and spread of both measures over the samples that were added. One thread adds, any may judge."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self.samples = 0
+        self.is_settled = False
+        self._path: Path | None = None
         values = 2 * len(self.layers) - 1
-        self._mean = torch.zeros(values, dtype=torch.float64)
-        self._squares = torch.zeros(values, dtype=torch.float64)  # sum of squared distances from the mean
+        nothing = torch.zeros(values, dtype=torch.float64)
+        self._moments = _Moments(0, nothing, nothing)
+        self._first: list[torch.Tensor] = []
         self._floor = torch.full((values,), _SCALE_FLOOR, dtype=torch.float64)
         self._floor[len(self.layers) :] = _COSINE_FLOOR
+
+    @property
+    def samples(self) -> int:
+        """Samples in the table."""
+        return self._moments.samples
 
     def judge(self, states: torch.Tensor) -> str | None:
         """Why `states` `[T, L, H]` are not like those before: `scale_differs`, `correlation_differs` or None.
 
-        None as long as fewer than 32 samples were added.
+        None as long as the table is not settled.
         """
-        if self.samples < _SAMPLES_FIRST:
-            return None
-        far = (_measured(states) - self._mean).abs() > (_SPREADS * self._spread()).maximum(self._floor)
+        return self._reason(_measured(states)) if self.is_settled else None
+
+    def add(self, states: torch.Tensor) -> None:
+        """Take finite `states` `[T, L, H]`, T > 0, that passed all checks into the table.
+
+        A settled table leaves out what `judge` finds.
+        """
+        values = _measured(states)
+        if self.is_settled:
+            if self._reason(values) is None:
+                self._moments = self._moments.with_one_more(values)
+            return
+        self._first.append(values)
+        self._moments = _Moments.of(torch.stack(self._first))
+        if len(self._first) == SAMPLES_FIRST:
+            self._settle(torch.stack(self._first))
+
+    def _settle(self, first: torch.Tensor) -> None:
+        """Leave out those of the `first` values `[32, 2 L - 1]` that are far from the rest, at most four."""
+        distance = (first - first.median(dim=0).values).abs()
+        spread = distance.sort(dim=0).values[:-_LEFT_OUT].square().mean(dim=0).sqrt()
+        times = (distance / (_SPREADS * spread).maximum(self._floor)).amax(dim=1)
+        fits = times <= times.sort().values[-_LEFT_OUT - 1].clamp(min=1.0)
+        if left_out := len(first) - int(fits.sum()):
+            _logger.warning(f"{left_out} of the first {len(first)} samples have layers unlike the others'")
+        self._moments = _Moments.of(first[fits])
+        self.is_settled = True
+        self._first.clear()
+
+    def _reason(self, values: torch.Tensor) -> str | None:
+        moments = self._moments
+        far = (values - moments.mean).abs() > (_SPREADS * moments.spread).maximum(self._floor)
         if bool(far[: len(self.layers)].any()):
             return "scale_differs"
         return "correlation_differs" if bool(far.any()) else None
 
-    def add(self, states: torch.Tensor) -> None:
-        """Take finite `states` `[T, L, H]`, T > 0, that passed all checks into the table."""
-        values = _measured(states)
-        self.samples += 1
-        before = values - self._mean
-        self._mean += before / self.samples
-        self._squares += before * (values - self._mean)
+    def differs_from(self, settled: "LayerTable") -> str | None:
+        """What is another layer than in `settled`, a table of the same target, as a sentence, or None.
 
-    def differs_from(self, other: "LayerTable") -> str | None:
-        """What is another layer than in `other`, a table of the same target, as a sentence, or None.
-
-        Means over samples are compared: they differ by the choice of the samples, and no more.
+        Means over samples are compared: they differ by the choice of the samples, and no more. How much one
+        sample differs from another is known from `settled`; this table may have a single one.
         """
-        if self.layers != other.layers:
-            return f"layers {list(self.layers)} were captured, expected {list(other.layers)}"
-        if not self.samples or not other.samples:
+        if self.layers != settled.layers:
+            return f"layers {list(self.layers)} were captured, expected {list(settled.layers)}"
+        if not self.samples or not settled.is_settled:
             return None
-        errors = (self._spread() ** 2 / self.samples + other._spread() ** 2 / other.samples).sqrt()
-        distance = (self._mean - other._mean).abs()
-        beyond = distance - (_ERRORS * errors).maximum(self._floor / 2)
+        here, there = self._moments, settled._moments
+        errors = there.spread * math.sqrt(1 / here.samples + 1 / there.samples)
+        beyond = (here.mean - there.mean).abs() - (_ERRORS * errors).maximum(self._floor / 2)
         worst = int(beyond.argmax())
         if beyond[worst] <= 0:
             return None
+        where = f" (in {settled._path}: delete it only if that was the wrong one)" if settled._path else ""
         return (
-            f"{self._name(worst)} is {self._mean[worst]:.3f} over {self.samples} samples, expected "
-            f"{other._mean[worst]:.3f} as over {other.samples} samples before"
+            f"{self._name(worst)} is {here.mean[worst]:.3f} over {here.samples} samples, expected "
+            f"{there.mean[worst]:.3f} as over {there.samples} samples before{where}"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; floats come back exactly."""
-        return {
-            "layers": list(self.layers),
-            "samples": self.samples,
-            "mean": self._mean.tolist(),
-            "squares": self._squares.tolist(),
-        }
+    def write(self, path: Path) -> None:
+        """Keep a settled table in `path`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        moments = self._moments
+        numbers = {"mean": moments.mean.tolist(), "squares": moments.squares.tolist()}
+        write_json(path, {"layers": list(self.layers), "samples": moments.samples} | numbers)
+        self._path = path
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The table of `to_json`; raises DamagedFile."""
+    def read(cls, path: Path) -> Self | None:
+        """The table that is kept in `path`, None where there is none; raises DamagedFile."""
         try:
-            table = cls([int(layer) for layer in value["layers"]])
-            table.samples = int(value["samples"])
-            mean = torch.tensor(value["mean"], dtype=torch.float64)
-            squares = torch.tensor(value["squares"], dtype=torch.float64)
+            table = cls._from_json(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
-                f"no table of layers: {error!r}. Delete it, so that it is measured again."
+                f"{path} is no table of layers ({error!r}). Delete it, so that it is measured again."
             ) from error
-        if mean.shape != table._mean.shape or squares.shape != table._mean.shape:
-            raise DamagedFile(
-                f"a table of {len(table.layers)} layers with {mean.numel()} means and {squares.numel()} "
-                f"spreads, expected {table._mean.numel()} of each. Delete it, so that it is measured again."
-            )
-        table._mean, table._squares = mean, squares
+        table._path = path
+        return table
+
+    @classmethod
+    def _from_json(cls, value: Mapping[str, Any]) -> Self:
+        table = cls([int(layer) for layer in value["layers"]])
+        mean = torch.tensor(value["mean"], dtype=torch.float64)
+        squares = torch.tensor(value["squares"], dtype=torch.float64)
+        for values in (mean, squares):
+            if values.shape != table._floor.shape or not bool(values.isfinite().all()):
+                raise ValueError(f"{values.tolist()} are not {len(table._floor)} numbers")
+        if bool((squares < 0).any()) or int(value["samples"]) < SAMPLES_FIRST - _LEFT_OUT:
+            raise ValueError(f"{value['samples']} samples, squares {squares.tolist()}")
+        table._moments = _Moments(int(value["samples"]), mean, squares)
+        table.is_settled = True
         return table
 
     def facts(self) -> dict[str, Any]:
         """Mean log RMS by layer, and mean cosine by pair of neighbours, for people."""
+        moments = self._moments
         return {
             self._name(place): round(float(value), 3)
-            for place, value in enumerate(self._mean)
-            if self.samples
+            for place, value in enumerate(moments.mean)
+            if moments.samples
         }
-
-    def _spread(self) -> torch.Tensor:
-        return (self._squares / max(self.samples - 1, 1)).sqrt()
 
     def _name(self, place: int) -> str:
         if place < len(self.layers):

@@ -1,7 +1,6 @@
 """One run of the extraction over the shards that are missing: server, proof, stream."""
 
 import asyncio
-import json
 import logging
 import queue
 from collections.abc import Callable, Iterator
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from eagle3_pipeline.background import Background
-from eagle3_pipeline.durable_files import write_json
-from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.extraction.capture import Capture
 from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_of_files
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
 from eagle3_pipeline.extraction.meaning import Meaning
+from eagle3_pipeline.extraction.measurement import SAMPLES_MEASURED, measure
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan, plan_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
@@ -32,8 +30,8 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.samples.folder_bytes import bytes_below
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
-from eagle3_pipeline.samples.state_room import bytes_below
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.staging import staging_folder
 
@@ -44,7 +42,6 @@ _logger = logging.getLogger(__name__)
 
 # Samples on their way for each at the server: others wait for an earlier one, or for their checks.
 _SAMPLES_PER_SLOT = 4
-_SAMPLES_OF_TABLE = 32
 
 
 class ExtractionRun:
@@ -61,7 +58,7 @@ class ExtractionRun:
         self._file = file
         self._head = Head.read(lineage.model_path())
         self._table_path = _table_path(lineage)
-        self._table = _read_table(self._table_path) or LayerTable(layout.layer_ids)
+        self._table = LayerTable.read(self._table_path) or LayerTable(layout.layer_ids)
         storage = lineage.recipe.storage
         budget = int(storage.max_gib * 2**30) - bytes_below(lineage.folder) if storage.max_gib else None
         self._quarantine = Quarantine(self._settings.max_quarantined_share)
@@ -73,10 +70,12 @@ class ExtractionRun:
         finished: Callable[[Manifest], None],
     ) -> None:
         """Make the missing shards; each is told in the caller's thread when its manifest stands."""
-        # Threads of ours that wait for each other cost more than the work, beside a server on the same cores.
-        torch.set_num_threads(1)
         files, needs_server = self._files()
         with ExitStack() as stack:
+            if not self._lineage.recipe.partitions.extraction:
+                # Threads that wait for each other cost more than the work, beside a server on the same cores.
+                stack.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
             connection = None
             if needs_server:
                 staging = stack.enter_context(staging_folder(self._lineage.staging))
@@ -111,9 +110,8 @@ class ExtractionRun:
 
     def _keep_table(self) -> None:
         """Keep what this target's layers look like, once: later servers are compared with it."""
-        if self._table.samples >= _SAMPLES_OF_TABLE and not self._table_path.exists():
-            self._table_path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._table_path, self._table.to_json())
+        if self._table.is_settled and not self._table_path.exists():
+            self._table.write(self._table_path)
 
     async def _work(
         self,
@@ -137,23 +135,25 @@ class ExtractionRun:
                 capture = Capture(server.base_url, server.model, staging, slots, server.check_alive)
                 fetch = from_server(await stack.enter_async_context(capture))
                 await self._prove(fetch)
-            inspector = Inspector(
-                from_files(self._lineage, files, fetch) if files or fetch is None else fetch,
-                self._layout,
-                self._table,
-                compare=fetch is not None,
-            )
+            everywhere = from_files(self._lineage, files, fetch) if files or fetch is None else fetch
+            if not self._table.is_settled:
+                await measure(await self._some(SAMPLES_MEASURED), everywhere, self._layout, self._table)
+            inspector = Inspector(everywhere, self._layout, self._table, compare=fetch is not None)
             await stream(self._works(), inspector, bounds, Progress(total, self._file), on_finished)
 
     async def _prove(self, fetch: Fetch) -> None:
+        if samples := await self._some(SAMPLES):
+            await prove(samples, fetch, self._layout, self._meaning(len(samples)), self._table)
+
+    async def _some(self, wanted: int) -> list[PlannedSample]:
+        """Up to so many samples, from the first shard that is missing as far as it has them."""
         samples: list[PlannedSample] = []
         for shard in self._missing:  # the first may have few, or none
             plan = await asyncio.to_thread(self._plan, shard)
-            samples += chosen(plan.samples, SAMPLES - len(samples))
-            if len(samples) == SAMPLES:
+            samples += chosen(plan.samples, wanted - len(samples))
+            if len(samples) == wanted:
                 break
-        if samples:
-            await prove(samples, fetch, self._layout, self._meaning(len(samples)), self._table)
+        return samples
 
     def _works(self) -> Iterator[ShardExtraction]:
         for shard in self._missing:
@@ -198,14 +198,3 @@ def _table_path(lineage: Lineage) -> Path:
         "server": lineage.recipe.server.extraction.result_settings(),
     }
     return lineage.folder / "layer_table" / f"{fingerprint(inputs)[:12]}.json"
-
-
-def _read_table(path: Path) -> LayerTable | None:
-    try:
-        return LayerTable.from_json(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, DamagedFile) as error:
-        raise DamagedFile(
-            f"{path} is no table of layers ({error}). Delete it: it is measured again."
-        ) from error
