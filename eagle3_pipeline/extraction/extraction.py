@@ -18,7 +18,6 @@ from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
 from eagle3_pipeline.samples.extraction_room import require_room_for
-from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.repair import damaged_parts, reopen
 from eagle3_pipeline.waves import due
