@@ -6,24 +6,17 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.extraction.capture import Capture, Captured, SampleRefusedError
 from eagle3_pipeline.extraction.checks import reason_against
 from eagle3_pipeline.extraction.layer_table import LayerTable
 from eagle3_pipeline.extraction.plan import PlannedSample
+from eagle3_pipeline.likeness import difference
 from eagle3_pipeline.shards.format import ShardLayout
 
 _logger = logging.getLogger(__name__)
 
 _ONE_IN = 100
-# Per layer, the cosines of the rows of two captures of the same ids. Other company in a batch changes the
-# last bits of a rounding (above 0.9999 here); a token that takes other experts for it moves single rows,
-# which the median and the lowest tenth leave out. States of another request are far below.
-LEAST_COSINE = 0.99
-LEAST_OF_TENTH = 0.9
-_ROWS_AT_ONCE = 256  # the states of a whole sample as float32 may be gigabytes
 
 
 @dataclass(frozen=True)
@@ -119,30 +112,9 @@ def is_compared(sample_id: str) -> bool:
 
 def require_same(sample_id: str, alone: Captured, among_others: Captured) -> None:
     """Raise QualityError where two captures of one sample differ by more than rounding."""
-    cosines = _cosines(alone.states, among_others.states)
-    median = cosines.median(dim=0).values
-    # Not between two rows: one row of other experts must not spoil a short sample.
-    tenth = cosines.quantile(0.1, dim=0, interpolation="higher")
-    # Said so that values that are no numbers fail.
-    if not (float(median.min()) >= LEAST_COSINE and float(tenth.min()) >= LEAST_OF_TENTH):
+    if (found := difference(alone.states, among_others.states)) is not None:
         raise QualityError(
-            f"the states of {sample_id}, captured alone, differ from those captured among others: cosines "
-            f"by layer {_rounded(median)} (median of the rows), {_rounded(tenth)} (lowest tenth), expected "
-            f"{LEAST_COSINE} and {LEAST_OF_TENTH} at least. "
+            f"the states of {sample_id}, captured alone, differ from those captured among others: {found}. "
             "This server's states depend on what else is at it, so none of them can be trusted. Look at "
             "server.extraction.extra_args and the version of vLLM."
         )
-
-
-def _cosines(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Of each row of each layer `[tokens, layers]`; -1 where the shapes differ."""
-    if first.shape != second.shape:
-        return torch.full((1, 1), -1.0)
-    chunks = (slice(at, at + _ROWS_AT_ONCE) for at in range(0, len(first), _ROWS_AT_ONCE))
-    return torch.cat(
-        [torch.cosine_similarity(first[rows].float(), second[rows].float(), dim=-1) for rows in chunks]
-    )
-
-
-def _rounded(values: torch.Tensor) -> list[float]:
-    return [round(value, 3) for value in values.tolist()]
