@@ -33,8 +33,8 @@ def require_room_for(lineage: Lineage, shards: list[str]) -> None:
     names = shards[0] if len(shards) == 1 else f"{shards[0]} to {shards[-1]} ({len(shards)} shards)"
     what = f" and the copy of the validation samples {gib(copy)}" if copy else ""
     raise NotEnoughRoom(
-        f"the hidden states of {names} still take {gib(plan.at_once)}{what}, but {fit.room.why}. Finished shards and parts stand. "
-        f"{'; '.join(_ways_out(lineage, fit, shards))}."
+        f"The hidden states of {names} still take {gib(plan.at_once)}{what}, but {fit.room.why}. Finished "
+        f"shards and parts stand. Ways out: {'; '.join(_ways_out(lineage, fit, shards))}."
     )
 
 
@@ -49,8 +49,11 @@ def _ways_out(lineage: Lineage, fit: Fit, shards: list[str]) -> Iterator[str]:
         early = [folder for folder in folders if any(folder.glob("part-*.safetensors"))]
         if early:
             size = gib(sum(map(bytes_below, early)))
-            named = f"{', '.join(map(str, early[:5]))}{f' and {len(early) - 5} more' if len(early) > 5 else ''}"
-            yield f"shards of other waves hold {size}, which are made again in their turn: delete {named}"
+            more = f" and {len(early) - 5} more" if len(early) > 5 else ""
+            yield (
+                f"shards of other waves hold {size}, which are made again in their turn: delete "
+                f"{', '.join(map(str, early[:5]))}{more}"
+            )
     enlarge = "raise storage.max_gib, " if "max_gib" in fit.room.why else ""
     yield f"{enlarge}free some space, or point EAGLE3_STORAGE to a larger disk"
 

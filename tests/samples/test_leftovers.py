@@ -1,4 +1,4 @@
-"""A training that begins anew in the middle of waves: its plan, and what the one before it left on the disk."""
+"""A training that begins anew in the middle of waves: its plan, and what the one before it left."""
 
 import shutil
 from collections import namedtuple
