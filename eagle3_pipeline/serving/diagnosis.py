@@ -45,6 +45,12 @@ def _cause(pattern: str, words: str, *, refused: bool) -> Cause:
 # The first that is found counts, so the specific ones stand first.
 _CAUSES = (
     _cause(
+        r"HiddenStatesConnector does not fit this vLLM: .*extraction\.unlisted_vllm",
+        "capturing hidden states was not tried with its version of vLLM, only with "
+        f"{', '.join(VERSIONS)}. Install that in the server's Python, or set extraction.unlisted_vllm: true",
+        refused=True,
+    ),
+    _cause(
         r"HiddenStatesConnector does not fit this vLLM|cannot import name .* from 'vllm\.|"
         r"No module named 'vllm\.(distributed|v1)\b",
         "its vLLM is not one that the capture of hidden states knows "

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.errors import RecipeError, ServerRefused
+from eagle3_pipeline.known_vllm import UNLISTED_VARIABLE
 from eagle3_pipeline.recipe.server import ServerSettings
 from eagle3_pipeline.serving import specification
 from eagle3_pipeline.serving.arguments import rope_flags
@@ -41,7 +42,12 @@ def test_an_untried_vllm_is_refused_before_the_start_unless_the_recipe_takes_it(
         extraction_server(make_lineage(tmp_path), tmp_path)
     assert generation_server(make_lineage(tmp_path)).phase == "generation"
     extraction = {"layers": [2, 15, 27, 30], "unlisted_vllm": True}
-    assert extraction_server(make_lineage(tmp_path, extraction=extraction), tmp_path).phase == "extraction"
+    taken = extraction_server(make_lineage(tmp_path, extraction=extraction), tmp_path)
+    assert (taken.phase, taken.env[UNLISTED_VARIABLE]) == ("extraction", "1")
+    # A distribution of another name is not seen from outside: the server is told to look by itself.
+    monkeypatch.setattr(specification, "vllm_version", lambda python: "unknown")
+    monkeypatch.setenv(UNLISTED_VARIABLE, "1")
+    assert extraction_server(make_lineage(tmp_path), tmp_path).env[UNLISTED_VARIABLE] == "0"
 
 
 def test_the_server_that_generates_may_capture_too_and_is_another_one_then(tmp_path: Path) -> None:

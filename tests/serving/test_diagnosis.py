@@ -17,6 +17,12 @@ from eagle3_pipeline.serving.diagnosis import explain_death, find_cause, news, r
             True,
         ),
         (
+            "RuntimeError: HiddenStatesConnector does not fit this vLLM: it is 0.33.0, expected 0.32.0, and "
+            "extraction.unlisted_vllm is not set",
+            "or set extraction.unlisted_vllm: true",
+            True,
+        ),
+        (
             "ImportError: cannot import name 'PendingSave' from 'vllm.distributed.kv_transfer' (x.py)",
             "knows (0.32.0)",
             True,
