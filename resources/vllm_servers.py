@@ -28,16 +28,16 @@ class VllmServers(dg.ConfigurableResource):
 
     @contextmanager
     def generation(self, lineage: Lineage) -> Iterator[RunningServer]:
-        """The server that answers prompts; one that captures their states must answer as a plain one does."""
-        spec = generation_server(lineage, capturing=capture_staging(lineage))
-        opened = partial(open_server, spec, lineage.logs)
-        if not lineage.recipe.extraction.while_generating:
+        """The server that answers prompts; one that captures their states has a canary (canary.py)."""
+        staging = capture_staging(lineage)
+        opened = partial(open_server, generation_server(lineage, capturing=staging), lineage.logs)
+        if staging is None:
             with opened() as server:
                 yield server
             return
         plain = generation_server(lineage)
         canary = lineage.folder / "canary" / f"{plain.fingerprint}.json"
-        with guarded(canary, partial(open_server, plain, lineage.logs), opened) as server:
+        with guarded(canary, staging, partial(open_server, plain, lineage.logs), opened) as server:
             yield server
 
     @contextmanager

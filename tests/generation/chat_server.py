@@ -60,7 +60,8 @@ def serve_chat() -> Iterator[ChatServer]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             state.bodies.append(body)
-            state.asked.append(asked_id(body["messages"]))
+            if "messages" in body:
+                state.asked.append(asked_id(body["messages"]))
             if not state.behave(self, body):
                 self.answer(200, chat_body())
 
