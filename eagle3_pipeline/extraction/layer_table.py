@@ -121,9 +121,13 @@ class LayerTable:
         self.is_settled = True
         self._first.clear()
 
+    @property
+    def _bound(self) -> torch.Tensor:
+        """How far the values of a sample may be from the mean."""
+        return (_SPREADS * self._moments.spread).maximum(self._floor)
+
     def _reason(self, values: torch.Tensor) -> str | None:
-        moments = self._moments
-        far = (values - moments.mean).abs() > (_SPREADS * moments.spread).maximum(self._floor)
+        far = (values - self._moments.mean).abs() > self._bound
         if bool(far[: len(self.layers)].any()):
             return "scale_differs"
         return "correlation_differs" if bool(far.any()) else None
@@ -140,7 +144,9 @@ class LayerTable:
             return None
         here, there = self._moments, settled._moments
         errors = there.spread * math.sqrt(1 / here.samples + 1 / there.samples)
-        beyond = (here.mean - there.mean).abs() - (_ERRORS * errors).maximum(self._floor / 2)
+        # One sample as odd as `judge` bears is no reason either.
+        bound = (_ERRORS * errors).maximum(self._floor / 2).maximum(settled._bound / here.samples)
+        beyond = (here.mean - there.mean).abs() - bound
         worst = int(beyond.argmax())
         if beyond[worst] <= 0:
             return None
