@@ -12,7 +12,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Place
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.shards.consumption import consumption, mark_consumed
-from eagle3_pipeline.waves import Turn, due, finish_turn, next_turn, turns
+from eagle3_pipeline.waves import Turn, due, finish_turn, finished_turn, next_turn, turns
 from tests.recipes import finish_prompts, tiny_recipe
 
 A, B, C, D = (f"p8-s{number:03}" for number in range(4))
@@ -140,6 +140,27 @@ def test_a_new_pass_forgets_what_the_one_before_it_consumed_wave_by_wave(tmp_pat
     _extract(lineage, A, B)
     assert due(lineage, [A, B]) == [A, B]
     assert lineage.hidden_state_shards(A).manifest() is not None
+
+
+def test_what_the_turn_before_took_is_done_also_when_the_next_pass_has_begun(tmp_path: Path) -> None:
+    lineage = _lineage(tmp_path, passes=2)
+    assert finished_turn(lineage, [A, B]) is None
+    _extract(lineage, A, B)
+    _train(lineage)
+    first = finished_turn(lineage, [A, B])
+    assert first is not None
+    assert first.number == 0
+    assert finished_turn(lineage, [B]) == first
+    assert finished_turn(lineage, [B, C]) is None
+    assert finished_turn(lineage, []) is None
+    _extract(lineage, C, D)
+    _train(lineage)
+    assert due(lineage, [C, D]) == []  # such as a run that is executed again after a kill at its very end
+    last = finished_turn(lineage, [C, D])
+    assert last is not None
+    assert last.number == 1
+    assert finished_turn(lineage, [A, B]) is None  # it is theirs again
+    assert due(lineage, [A, B]) == [A, B]
 
 
 def test_states_that_another_training_consumed_are_made_again(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class Checkpoints:
         training = self._folder.parent
         return DamagedFile(
             f"no sound checkpoint of the end of turn {turn - 1} in {self._folder}, and the states that it "
-            f"was trained on are deleted. Found: {found}; {training}/training.log says what is wrong with it. "
+            f"was trained on are deleted. Found: {found}; {training}/training.log says what is wrong. "
             "Where you have a sound copy, put it there as step-...; else move "
             f"{training} away: all waves are then extracted and trained on again."
         )

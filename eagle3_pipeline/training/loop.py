@@ -144,7 +144,7 @@ class Training:
                 self._emit("step", **values, epochs=self._schedule.total, **meter.take(self.steps))
             if stop is not None and at.step >= stop:
                 return False
-            if time.monotonic() - saved >= self._plan.checkpoint_every_s:
+            if left and time.monotonic() - saved >= self._plan.checkpoint_every_s:
                 self._checkpoints.save(self._parameters, self._optimizer, at)
                 saved = time.monotonic()
         return True
@@ -220,17 +220,17 @@ class Training:
 
     def _end_epoch(self, epoch: int) -> None:
         at = self.state
-        at.step = self._schedule.starts[epoch + 1]
+        at.step, at.epoch, at.batch = self._schedule.starts[epoch + 1], epoch + 1, 0
         judgement = self._validate()
         is_best = judgement.acceptance_length > at.best
         record = {"epoch": epoch, "step": at.step, **asdict(judgement)}
         at.validation.append(record)
-        at.epoch, at.batch = epoch + 1, 0
+        # Before the checkpoint: news of what was not saved is cut off at the next start, never told again.
+        self._emit("epoch", epochs=self._schedule.total, is_best=is_best, **record)
         if is_best:
             at.best, at.best_step = judgement.acceptance_length, at.step
             self._checkpoints.save_best(self._parameters, at)
         self._checkpoints.save(self._parameters, self._optimizer, at)
-        self._emit("epoch", epochs=self._schedule.total, is_best=is_best, **record)
 
     @torch.no_grad()
     def _validate(self) -> Judgement:

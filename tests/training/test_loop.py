@@ -1,24 +1,36 @@
 """Stop and resume, damaged checkpoints, losses that are no numbers, the best that is kept."""
 
+import errno
 import functools
+import json
+import os
+import resource
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.training import checkpoint
 from eagle3_pipeline.training.checkpoint import Checkpoints
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.schedule import make_schedule, rate_share
+from eagle3_pipeline.training.tensor_file import write_tensors
 from tests.training.tiny import Memory, draft, memory, plan, split
 
 _SIZES = [(14, 4), (9, 3), (20, 8), (16, 5), (11, 2), (18, 6), (13, 4), (22, 9), (10, 3), (15, 5)]
 
 
 def _training(
-    folder: Path, events: list[dict[str, Any]] | None = None, source: Memory | None = None, **changes: Any
+    folder: Path,
+    events: list[dict[str, Any]] | None = None,
+    source: Memory | None = None,
+    is_there: Callable[[int], bool] = lambda _: True,
+    **changes: Any,
 ):  # type: ignore[no-untyped-def]
     source = source or memory(_SIZES)
     changed = plan(folder, **changes)
@@ -33,7 +45,7 @@ def _training(
         draft(),
         source,
         divided,
-        make_schedule(changed, divided, lambda _: True),
+        make_schedule(changed, divided, is_there),
         Checkpoints(folder, changed.fingerprint),
         emit,
         torch.device("cpu"),
@@ -103,6 +115,112 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Pa
     shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.tmp")
     (tmp_path / ".step-00000003.tmp" / "state.json").unlink()
     assert _training(tmp_path).state.step == 2
+
+
+def test_what_kills_left_of_any_checkpoint_goes_and_a_replaced_one_comes_back(tmp_path: Path) -> None:
+    _training(tmp_path, checkpoint_every_s=0).run(stop=3)
+    first, second = (tmp_path / f"step-0000000{step}" for step in (1, 2))
+    for name in (".step-00000077.tmp", ".best.tmp", ".step-00000001.old"):
+        shutil.copytree(first, tmp_path / name)
+    second.rename(tmp_path / ".step-00000002.old")
+    assert _training(tmp_path).state.step == 2
+    assert sorted(tmp_path.iterdir()) == [first, second]
+
+
+def test_an_error_of_the_disk_is_raised_and_no_checkpoint_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _training(tmp_path, checkpoint_every_s=0).run(stop=3)
+    before = sorted(tmp_path.iterdir())
+
+    def fails(_: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "sha256_of_file", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            _training(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+    assert _training(tmp_path).state.step == 2
+
+
+def test_a_checkpoint_of_another_version_of_the_code_is_passed_over_and_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _training(tmp_path, checkpoint_every_s=0).run(stop=3)
+    path = tmp_path / "step-00000002" / "state.json"
+    state = json.loads(path.read_text())
+    state["progress"]["of_a_later_release"] = 1
+    path.write_text(json.dumps(state))
+    training = _training(tmp_path, checkpoint_every_s=0)
+    assert training.state.step == 1
+    assert "step-00000002 is passed over" in caplog.text
+    assert path.exists()
+
+
+def test_an_epoch_whose_samples_changed_begins_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = _training(tmp_path, checkpoint_every_s=0)
+    whole.run(stop=whole.steps // 2 + 3)
+    start = whole.steps // 2  # of the second of two epochs
+    gone = whole._schedule.epochs[1][0][0]
+
+    def is_there(index: int) -> bool:
+        return index != gone
+
+    training = _training(tmp_path, is_there=is_there)
+    assert (training.state.step, training.state.epoch, training.state.batch) == (start, 1, 0)
+    assert "the epoch begins again" in caplog.text
+    assert [path.name for path in tmp_path.glob("step-*")] == [f"step-{start:08d}"]
+    caplog.clear()
+    again = _training(tmp_path, is_there=is_there, checkpoint_every_s=0)
+    again.run(stop=start + 2)
+    assert _training(tmp_path, is_there=is_there).state.step == start + 1  # the same samples: it goes on
+    assert not caplog.text
+
+
+def test_best_weights_that_are_lost_give_way_to_the_newest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = _training(tmp_path)
+    training.run()
+    weights = _weights(training)
+    shutil.rmtree(tmp_path / "best")
+    best = _training(tmp_path)
+    at = best.finish()
+    assert (at.best_step, at.lost_best) == (training.steps, True)
+    assert at.best == at.validation[-1]["acceptance_length"]
+    assert all(torch.equal(one, weights[name]) for name, one in _weights(best).items())
+    assert "take their place" in caplog.text
+
+
+def test_a_turn_ends_only_with_a_checkpoint_and_best_weights_that_can_be_read_back(tmp_path: Path) -> None:
+    training = _training(tmp_path)
+    training.run()
+    digest = training.secure()
+    assert _training(tmp_path).secure() == digest
+    (tmp_path / "best" / "weights.safetensors").write_bytes(b"")
+    training.secure()
+    assert Checkpoints(tmp_path, "f" * 64).verify_best().best_step == training.steps
+    assert _training(tmp_path).state.lost_best
+    (tmp_path / f"step-{training.steps:08d}" / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(DamagedFile, match="No states were deleted: start it again"):
+        training.secure()
+
+
+def test_safetensors_words_become_the_number_of_an_error(tmp_path: Path) -> None:
+    if not (pid := os.fork()):  # the bound on a file's size stays in the child
+        status = 0
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            write_tensors({"one": torch.zeros(10_000)}, tmp_path / "file")
+        except OSError as error:
+            status = error.errno or 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.EFBIG
 
 
 def test_a_checkpoint_of_another_plan_is_not_continued(

@@ -12,10 +12,12 @@ from tests.training.tiny import plan
 _ROWS = st.lists(st.integers(1, 60), min_size=1, max_size=15)
 
 
-def _split(sizes: list[list[int]]) -> Split:
+def _split(sizes: list[list[int]], judges: int = 0) -> Split:
+    """Samples of these sizes, of which the first ones judge."""
     rows = dict(enumerate(size for wave in sizes for size in wave))
     numbers = iter(rows)
-    return Split(tuple(tuple(next(numbers) for _ in wave) for wave in sizes), (), rows, 0)
+    first, *others = (tuple(next(numbers) for _ in wave) for wave in sizes)
+    return Split((first[judges:], *others), first[:judges], rows, 0)
 
 
 @given(st.lists(_ROWS, min_size=1, max_size=4), st.sets(st.integers(0, 59)), st.integers(1, 3))
@@ -23,18 +25,20 @@ def _split(sizes: list[list[int]]) -> Split:
 def test_samples_that_are_missing_shorten_an_epoch_and_move_no_other_sample(
     sizes: list[list[int]], missing: set[int], passes: int
 ) -> None:
-    split = _split(sizes)
+    split = _split(sizes, judges=len(sizes[0]) // 2)
     for turn in range(len(sizes) * passes):
         one = plan(None, turn=turn, passes=passes, epochs=2 * passes)  # type: ignore[arg-type]
         whole = make_schedule(one, split, lambda _: True)
         short = make_schedule(one, split, lambda index: index not in missing)
         assert short.starts == whole.starts
         assert list(short.epochs) == list(whole.epochs) == [2 * turn, 2 * turn + 1]
+        assert short.validation == tuple(one for one in split.validation if one not in missing)
         for epoch, batches in short.epochs.items():
             planned = [index for batch in whole.epochs[epoch] for index in batch]
             assert [index for batch in batches for index in batch] == [
                 index for index in planned if index not in missing
             ]
+            assert not set(planned) & set(split.validation)
             assert len(batches) <= whole.starts[epoch + 1] - whole.starts[epoch]
 
 

@@ -1,8 +1,7 @@
 """A run up to the training, invented: samples, states, vocabulary; and a trainer within this process."""
 
 import json
-from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from eagle3_pipeline import waves
+from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples import SAMPLES_NAME, Sample, read_samples, write_samples
@@ -69,26 +69,52 @@ def write_states(lineage: Lineage, shards: list[str], leave_out: frozenset[str] 
             writer.close(finished=True)
 
 
+class _NoServer(Exception):
+    pass
+
+
 def go_through(lineage: Lineage) -> None:
-    """What `eagle3 run` does with waves: extract what is due, train, until nothing is left."""
+    """What `eagle3 run` does with waves: extract what is due, train, until nothing is left; then measure.
+
+    There is no server to measure, so the last one ends where it would be started.
+    """
     while (turn := waves.next_turn(lineage)) is not None:
         write_states(lineage, waves.due(lineage, turn.shards))
-        training.train_draft(lineage, nullcontext())
-    training.train_draft(lineage, nullcontext())
+        training.train_draft(lineage, nullcontext(), turn.shards)
+
+    def no_server(_: Path | None) -> Any:
+        raise _NoServer
+
+    with suppress(_NoServer):
+        evaluate_draft(lineage, no_server)
+
+
+def left_over(lineage: Lineage) -> list[Path]:
+    """What a finished training must not leave: checkpoints, the copy of its judges, states of its waves."""
+    folder = lineage.draft_checkpoint().folder
+    shards = map(lineage.hidden_state_shards, lineage.recipe.shards)
+    parts = [part for place in shards for part in place.folder.glob("*part-*")]
+    names = ("checkpoints", "validation", ".draft.tmp")
+    return [*parts, *(folder / name for name in names if (folder / name).exists())]
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train in this process, on one thread: seconds of imports less for each turn."""
 
-    def events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
-        heard: list[str] = []
-        monkeypatch.setattr(
-            process, "emit", lambda kind, **values: heard.append(json.dumps({"event": kind, **values}))
-        )
-        process.run_plan(plan)
-        yield from map(json.loads, heard)
+    def run_process(plan: TrainingPlan) -> dict[str, Any]:
+        done: dict[str, Any] = {}
 
-    monkeypatch.setattr(child, "_events", events)
+        def emit(kind: str, **values: Any) -> None:
+            event = json.loads(json.dumps({"event": kind, **values}))
+            child._record(Path(plan.folder) / child.METRICS_NAME, event)
+            if kind == "done":
+                done.update({name: value for name, value in event.items() if name != "event"})
+
+        monkeypatch.setattr(process, "emit", emit)
+        process.run_plan(plan)
+        return done
+
+    monkeypatch.setattr(training, "run_process", run_process)
     monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: {0})
 
 
