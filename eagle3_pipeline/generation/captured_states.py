@@ -18,6 +18,7 @@ from pathlib import Path
 
 from eagle3_pipeline.errors import NotEnoughRoom, ServerRefused
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.samples.folder_bytes import bytes_below
 from eagle3_pipeline.samples.sample import Sample
 from eagle3_pipeline.staging import FILE_SUFFIX, WriteFailed, staging_folder, wait_for_file
 
@@ -41,6 +42,12 @@ class CapturedStates:
         self._named: dict[str, Path] = {}
         self._swept_at = time.time()
         self._has_room = True
+        storage = lineage.recipe.storage
+        self._keep_free = int(storage.keep_free_gib * 2**30)
+        # Replies are nothing beside states, so only those that are kept here are counted from now on.
+        self._budget_left = (
+            None if storage.max_gib is None else int(storage.max_gib * 2**30) - bytes_below(lineage.folder)
+        )
 
     def expect(self, sample_id: str, file: Path | None) -> None:
         """Note which file a reply named; raises ServerRefused where it is no server that captures for us."""
@@ -54,7 +61,6 @@ class CapturedStates:
 
     async def keep(self, samples: Mapping[str, Sequence[Sample]]) -> None:
         """Move the files of samples, which are given by their shards; returns when none is awaited."""
-        self._look_at_disk()
         self._sweep()
         waits = []
         for shard, listed in samples.items():
@@ -70,20 +76,34 @@ class CapturedStates:
         except (NotEnoughRoom, WriteFailed, TimeoutError) as error:
             _logger.warning(f"{sample.sample_id} is recorded without its hidden states: {error}")
             return
+        size = file.stat().st_size
+        self._look_at_room(size)
         if self._has_room and sample.trains(self._lineage.recipe.generation.train_truncated):
+            if self._budget_left is not None:
+                self._budget_left -= size
             file.replace(folder / f"{sample.sample_id}{FILE_SUFFIX}")
         else:
             file.unlink()
 
-    def _look_at_disk(self) -> None:
-        had_room, wanted = self._has_room, self._lineage.recipe.storage.keep_free_gib * 2**30
-        self._has_room = shutil.disk_usage(self._staging).free >= wanted
+    def _look_at_room(self, size: int) -> None:
+        had_room, lacking = self._has_room, self._lacking(size)
+        self._has_room = lacking is None
         if had_room and not self._has_room:
             _logger.warning(
-                f"less than storage.keep_free_gib ({wanted / 2**30:g} GiB) is free on the disk of "
-                f"{self._staging}: samples are recorded without hidden states, which the extraction server "
-                "makes later."
+                f"{lacking}: samples are recorded without hidden states, which the extraction server makes "
+                "later."
             )
+
+    def _lacking(self, size: int) -> str | None:
+        """Which limit a file of this size, which is there already, would pass."""
+        if shutil.disk_usage(self._staging).free < self._keep_free:
+            return (
+                f"less than storage.keep_free_gib ({self._keep_free / 2**30:g} GiB) is free on the disk of "
+                f"{self._staging}"
+            )
+        if self._budget_left is not None and self._budget_left < size:
+            return f"storage.max_gib ({self._lineage.recipe.storage.max_gib:g}) is used up"
+        return None
 
     def _sweep(self) -> None:
         now = time.time()

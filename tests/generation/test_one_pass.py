@@ -1,6 +1,7 @@
 """States that are captured while the samples are generated: a server that leaves them, and what is kept."""
 
 import json
+import logging
 import shutil
 import threading
 import time
@@ -183,6 +184,19 @@ def test_files_of_samples_that_do_not_train_and_all_on_a_full_disk_are_not_kept(
     collect(full, server)
     assert recorded(full) == ["p0-t0", "p1-t0"]
     assert kept(full) == []
+
+
+def test_once_the_budget_of_the_recipe_is_used_up_samples_are_recorded_without_states(
+    server: ChatServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lineage = capturing(tmp_path, [1] * 6, storage={"max_gib": 1e-4}, generation={**GREEDY, "concurrency": 1})
+    server.behave = leave(lineage, lambda path: path.write_bytes(bytes(50_000)))
+    with caplog.at_level(logging.WARNING):
+        collect(lineage, server)
+    shards = ("p2-s000", "p2-s001", "p2-s002")
+    assert sum(len(recorded(lineage, shard)) for shard in shards) == 6
+    assert sum(len(kept(lineage, shard)) for shard in shards) in (1, 2)
+    assert [one for one in caplog.messages if "storage.max_gib (0.0001) is used up" in one] != []
 
 
 def test_a_reply_that_names_no_file_or_a_foreign_one_ends_the_job_before_it_is_recorded(
