@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from assets import draft_checkpoint
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
@@ -127,22 +128,35 @@ def test_the_end_and_what_is_damaged_are_said_and_start_nothing(
     assert tick(definitions, instance) == "DamagedFile: a record is torn"
 
 
+def with_parts(lineage: Lineage) -> list[str]:
+    """The shards whose states lie on the disk."""
+    parts = (lineage.folder / "hidden_state_shards").glob("*/*/part-*.safetensors")
+    return sorted({part.parent.name for part in parts})
+
+
 def test_two_waves_make_a_draft_and_only_one_wave_of_states_is_ever_on_the_disk(
-    load, instance, tmp_path: Path, tiny_llama: Path
+    load, instance, tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, extraction={"waves": 2})
     definitions = load(recipe)
     lineage = Lineage(load_recipe(str(recipe), tmp_path), Path(os.environ["EAGLE3_STORAGE"]))
     jobs: list[str] = []
+    at_training: list[list[str]] = []
+    train = draft_checkpoint.train_draft
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        at_training.append(with_parts(lineage))
+        return train(*args, **kwargs)
+
+    monkeypatch.setattr(draft_checkpoint, "train_draft", watched)
     while (run := next_run(lineage)) is not None:
         jobs.append(run.job)
         job = definitions.resolve_job_def(run.job)
         assert job.execute_in_process(instance=instance, tags=run.tags).success
-        parts = list((lineage.folder / "hidden_state_shards").glob("*/*/part-*.safetensors"))
-        assert parts == []
+        assert with_parts(lineage) == []
     assert jobs == ["tiny_samples", *["tiny_wave"] * 2, "tiny_release"]
     facts = lineage.sample_audit().require().facts
-    assert facts["waves"] == [["p8-s000", "p8-s001"], ["p8-s002"]]
+    assert facts["waves"] == at_training == [["p8-s000", "p8-s001"], ["p8-s002"]]
     released = lineage.released()
     assert released is not None
     assert (Path(released.facts["path"]) / "model.safetensors").is_file()
