@@ -2,7 +2,7 @@
 
 Lengths of completions are unknown then, so room for states is judged by two bounds: a run whose states do not
 fit even if completions are short is refused, one that fits only then is warned about. `sample_audit`
-knows the real lengths and decides for good.
+knows the real lengths and decides for good: once it has passed, room for states is not judged again here.
 """
 
 import logging
