@@ -110,7 +110,7 @@ def due(lineage: Lineage, shards: Sequence[str]) -> list[str]:
         if shard not in turn.shards and (place.manifest() is None or consumption(place.folder) is not None)
     ]
     if early:
-        raise too_early(lineage, turn, early, "extracted")
+        raise too_early(lineage, turn, early, "cannot be extracted yet")
     for shard in turn.shards:
         if shard in places and consumption(places[shard].folder) is not None:
             forget(places[shard])
@@ -122,7 +122,7 @@ def too_early(lineage: Lineage, turn: Turn, shards: Sequence[str], what: str) ->
     slug, more = lineage.recipe.slug, len(shards) - 5
     names = f"{', '.join(shards[:5])}{f' and {more} more' if more > 0 else ''}"
     return RecipeError(
-        f"{names} cannot be {what} yet: {turn.name} comes first, there is no room for more at once. "
+        f"{names} {what}: {turn.name} comes first, there is no room for more at once. "
         "Materialise hidden_state_shards and draft_checkpoint for the partitions "
         f"{slug}-{turn.shards[0]} to {slug}-{turn.shards[-1]}, or let `eagle3 run` go through the waves."
     )

@@ -114,6 +114,7 @@ def measure_draft(world: World, variant: str, seed: int) -> Line:
         "drafts": counts.drafts,
         "accepted_per_position": list(counts.accepted_per_position),
         "steps": facts["steps"],
+        "waited_share": round(facts["waited_seconds"] / facts["seconds"], 4),
         "simulated_acceptance_length": facts["simulated_acceptance_length"],
         "seconds_to_draft": round(made_s, 1),
         "commit": git_commit(),

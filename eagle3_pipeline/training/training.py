@@ -118,7 +118,7 @@ def _turn_to_train(lineage: Lineage, place: Place, shards: Sequence[str] | None)
             "are gone. Move the folder away: all waves are then extracted and trained on again."
         )
     if shards and not set(shards) & set(turn.shards):
-        raise too_early(lineage, turn, shards, "trained on")
+        raise too_early(lineage, turn, shards, "cannot be trained on yet")
     return turn
 
 
