@@ -8,7 +8,7 @@ later. Only until the reply does a sample count as one at the server: then the n
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -21,15 +21,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3_pipeline.errors import ServerRefused, ServerStalled
+from eagle3_pipeline.serving.connections import Connections
 from eagle3_pipeline.staging import FAILED_SUFFIX, NO_ROOM_SUFFIX, WriteFailed, wait_for_file
 
 _ATTEMPTS = 5
 # All samples in flight may wait for each other's prefill: 32 x 4096 tokens at 500 tokens/s, doubled.
-_READ_TIMEOUT_S = 600.0
+_TIMEOUT = httpx.Timeout(600.0, connect=10.0, write=60.0)
 _FILE_TIMEOUT_S = 120.0  # from the reply to the complete file; the largest are a few hundred MB
 _LONGEST_WAIT_S = 60.0  # however long the server asks us to stay away
-# uvicorn closes a connection that idled for 5 s; reusing one at that moment fails.
-_KEEPALIVE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class Capture:
         file_timeout_s: float = _FILE_TIMEOUT_S,
     ) -> None:
         """`check_alive` raises ServerDied when the server's process is gone; asked before each retry."""
-        self._url = httpx.URL(base_url).join("/v1/completions")
         self._model = model
         self._staging = staging
         self._check_alive = check_alive
@@ -82,10 +80,7 @@ class Capture:
         self._nobody_alone.set()
         self._late: set[Path] = set()
         """Files of requests that were given up: each may still come."""
-        self._transport = transport
-        # A pool for each connection: one pool of httpcore's looks through all of its own for each request.
-        self._connections: list[httpx.AsyncBaseTransport] = []
-        self._idle: list[httpx.AsyncBaseTransport] = []
+        self._connections = Connections(base_url, transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,8 +89,7 @@ class Capture:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._delete_late()
-        for connection in self._connections:
-            await connection.aclose()
+        await self._connections.aclose()
 
     async def fetch(self, token_ids: Sequence[int], *, alone: bool = False) -> Captured:
         """The hidden states of one sample; its file is gone from the staging folder afterwards.
@@ -153,7 +147,7 @@ class Capture:
         body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
         try:
             async with self._alone() if alone else self._place():
-                reply = await self._send(body)
+                reply = await self._connections.post("/v1/completions", body, _TIMEOUT)
         except httpx.TransportError as error:
             raise _TransientError(f"{type(error).__name__}: {error}") from error
         self._judge(reply)
@@ -185,26 +179,6 @@ class Capture:
                 self._nobody_alone.set()
                 for _ in range(taken):
                     self._free.release()
-
-    async def _send(self, body: dict[str, Any]) -> httpx.Response:
-        connection = self._idle.pop() if self._idle else self._connection()
-        timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=10.0, write=60.0)
-        request = httpx.Request("POST", self._url, json=body, extensions={"timeout": timeout.as_dict()})
-        try:
-            response = await connection.handle_async_request(request)
-            async with aclosing(response):
-                await response.aread()
-            return response
-        finally:
-            self._idle.append(connection)
-
-    def _connection(self) -> httpx.AsyncBaseTransport:
-        """One more connection; it is opened by its first request, and again where it was closed."""
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEPALIVE_S)
-        # The server is on this machine: it speaks plain HTTP, and a proxy in the environment is not meant.
-        connection = self._transport or httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits)
-        self._connections.append(connection)
-        return connection
 
     def _judge(self, reply: httpx.Response) -> None:
         if reply.status_code == HTTPStatus.OK:

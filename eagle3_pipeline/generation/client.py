@@ -10,7 +10,6 @@ import asyncio
 import email.utils
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from tenacity.wait import wait_random_exponential
 from eagle3_pipeline.errors import ServerRefused
 from eagle3_pipeline.generation.reply import Reply, RequestRefused, Unanswered, read_reply
 from eagle3_pipeline.recipe.generation import Generation
+from eagle3_pipeline.serving.connections import Connections
 
 _PASSING_STATUS = {408, 409, 425, 429}
 _REFUSALS = {400, 413, 422}
@@ -30,8 +30,6 @@ _CONNECT_S = 10.0
 _WRITE_S = 30.0
 # Each request has a connection of its own, so nobody waits for one; a wait would be an error of ours.
 _POOL_S = 30.0
-# uvicorn closes a connection that idled for 5 s; reusing one at that moment fails.
-_KEEPALIVE_S = 3.0
 
 Message = dict[str, str]
 
@@ -60,15 +58,9 @@ class GenerationClient:
         self._limit_s = settings.request_limit_s(settings.max_completion_tokens)
         self._on_trouble = on_trouble
         self._sleep = sleep
-        self._url = httpx.URL(base_url).join("/v1/chat/completions")
         # A reply comes whole, when it is complete: the silence before it lasts as long as the request.
         self._timeout = httpx.Timeout(connect=_CONNECT_S, read=self._limit_s, write=_WRITE_S, pool=_POOL_S)
-        self._transport = transport
-        # One pool for each connection. A pool of httpcore's looks through all its connections when a request
-        # comes and when it goes: with 200 in one, 15 of 17 ms of CPU for each reply. And a request that is
-        # cancelled there while it closes others' connections leaves them open.
-        self._connections: list[httpx.AsyncBaseTransport] = []
-        self._idle: list[httpx.AsyncBaseTransport] = []
+        self._connections = Connections(base_url, transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,8 +68,7 @@ class GenerationClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in self._connections:
-            await connection.aclose()
+        await self._connections.aclose()
 
     async def ask(self, messages: list[Message]) -> Reply:
         """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
@@ -118,30 +109,14 @@ class GenerationClient:
             raise
 
     async def _send(self, body: dict[str, Any]) -> httpx.Response:
-        connection = self._idle.pop() if self._idle else self._connection()
-        request = httpx.Request("POST", self._url, json=body, extensions={"timeout": self._timeout.as_dict()})
         try:
             async with asyncio.timeout(self._limit_s):
-                response = await connection.handle_async_request(request)
-                response.request = request
-                async with aclosing(response):
-                    await response.aread()
-                return response
+                return await self._connections.post("/v1/chat/completions", body, self._timeout)
         except (TimeoutError, httpx.ReadTimeout) as error:
             detail = f"no reply within {self._limit_s:g} s (generation.request_timeout_s)"
             raise Unanswered("timeout", detail, again=False) from error
         except httpx.RequestError as error:
             raise Unanswered(f"connection {type(error).__name__}", str(error), again=True) from error
-        finally:
-            self._idle.append(connection)
-
-    def _connection(self) -> httpx.AsyncBaseTransport:
-        """One more connection; it is opened by its first request, and again where it was closed."""
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEPALIVE_S)
-        # The server is on this machine: it speaks plain HTTP, and a proxy in the environment is not meant.
-        connection = self._transport or httpx.AsyncHTTPTransport(verify=False, trust_env=False, limits=limits)
-        self._connections.append(connection)
-        return connection
 
 
 def sampling_of(settings: Generation) -> dict[str, Any]:

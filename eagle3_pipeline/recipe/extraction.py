@@ -33,7 +33,8 @@ class Extraction(Strict):
     staging_gib: PositiveFloat = 4.0
     """Most bytes of states on their way from the server to the shards, on disk and in memory together."""
     max_quarantined_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """More samples of a shard or of a run than this with unusable states (and more than one) fail the step."""
+    """More samples of a shard or of a run than this with unusable states, and more than one, fail the
+    step."""
     waves: PositiveInt | Literal["auto"] = 1
     """Parts in which the set is extracted, trained on and deleted, where it does not fit the disk at once;
     `auto` takes as few as fit."""
