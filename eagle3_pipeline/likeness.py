@@ -3,8 +3,8 @@
 import torch
 
 # Per layer, the cosines of the rows of two captures of the same ids. Other company in a batch changes the
-# last bits of a rounding (above 0.9999 here); a token that takes other experts for it moves single rows, which
-# the median and the lowest tenth leave out. States of another request are far below.
+# last bits of a rounding (above 0.9999 here); a token that takes other experts for it moves single rows,
+# which the median and the lowest tenth leave out. States of another request are far below.
 LEAST_COSINE = 0.99
 LEAST_OF_TENTH = 0.9
 _ROWS_AT_ONCE = 256  # the states of a whole sample as float32 may be gigabytes

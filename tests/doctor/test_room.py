@@ -89,6 +89,17 @@ def test_states_that_fit_only_when_completions_are_short_are_a_note(free, make_l
     assert (found.mark, "extraction.precision: fp8" in found.advice) == (Mark.PROBLEM, True)
 
 
+def test_once_the_audit_stands_only_the_disk_itself_is_looked_at(
+    free, make_lineage: LineageMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = make_lineage()
+    make_target(lineage)
+    free(disk=GIB)
+    assert [one.mark for one in disks.storage(lineage)] == [Mark.PROBLEM]
+    monkeypatch.setattr(disks, "is_audited", lambda lineage: True)
+    assert [one.mark for one in disks.storage(lineage)] == [Mark.OK]
+
+
 def test_memory_on_the_cpu_is_compared_with_what_a_server_takes(free, make_lineage: LineageMaker) -> None:
     lineage = make_lineage()
 
