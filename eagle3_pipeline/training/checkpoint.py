@@ -26,13 +26,9 @@ import torch
 from eagle3_pipeline.durable_files import fsync_folder, require_free_bytes, sha256_of_file, write_json
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.provenance import fingerprint
+from eagle3_pipeline.tensor_file import write_tensors
 from eagle3_pipeline.training.plan import FULL_DISK
-from eagle3_pipeline.training.tensor_file import (
-    load_optimizer,
-    load_weights,
-    optimizer_tensors,
-    write_tensors,
-)
+from eagle3_pipeline.training.weights import load_optimizer, load_weights, optimizer_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3_pipeline.durable_files import fsync_file, fsync_folder
 from eagle3_pipeline.errors import DamagedFile
-from eagle3_pipeline.training.tensor_file import write_tensors
+from eagle3_pipeline.tensor_file import write_tensors
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"

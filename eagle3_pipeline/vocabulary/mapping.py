@@ -138,12 +138,13 @@ def coverage(t2d: "torch.Tensor", counts: Counter[int]) -> float:
 def write_mapping(path: Path, d2t: "torch.Tensor", t2d: "torch.Tensor", counts: Counter[int]) -> None:
     """Write the map and the counts as safetensors."""
     import torch
-    from safetensors.torch import save_file
+
+    from eagle3_pipeline.tensor_file import write_tensors
 
     occurrences = torch.zeros(len(t2d), dtype=torch.int64)
     for token, count in counts.items():
         occurrences[token] = count
-    save_file({"d2t": d2t, "t2d": t2d, "counts": occurrences}, path)
+    write_tensors({"d2t": d2t, "t2d": t2d, "counts": occurrences}, path)
 
 
 def read_mapping(path: Path) -> "tuple[torch.Tensor, torch.Tensor]":

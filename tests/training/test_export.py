@@ -89,3 +89,9 @@ def test_a_config_that_names_other_layers_than_were_trained_on_is_refused(tmp_pa
     ):
         export_draft(draft(), tmp_path / "draft", (2, 5, 8))
     assert not (tmp_path / "draft").exists()
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
+    export_draft(draft(), tmp_path / "draft", LAYERS[:-1])
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "draft").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.tensor_file import write_tensors
 from eagle3_pipeline.training import checkpoint
 from eagle3_pipeline.training.checkpoint import Checkpoints
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.schedule import make_schedule, rate_share
-from eagle3_pipeline.training.tensor_file import write_tensors
 from tests.training.tiny import Memory, draft, memory, plan, split
 
 _SIZES = [(14, 4), (9, 3), (20, 8), (16, 5), (11, 2), (18, 6), (13, 4), (22, 9), (10, 3), (15, 5)]

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from eagle3_pipeline import waves
+from eagle3_pipeline import tensor_file, waves
 from eagle3_pipeline.errors import DamagedFile, MissingInput, NotEnoughRoom, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.recipe.settings import Training
 from eagle3_pipeline.shards.consumption import consumption
 from eagle3_pipeline.shards.reader import ShardReader
-from eagle3_pipeline.training import meter, process, tensor_file
+from eagle3_pipeline.training import meter, process
 from eagle3_pipeline.training.batches import Split, hold_out
 from eagle3_pipeline.training.loop import Training as Loop
 from eagle3_pipeline.training.plan import TrainingPlan

@@ -1,33 +1,11 @@
 """What is trained, and the optimizer's state, as safetensors files."""
 
-import os
-import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from eagle3_pipeline.durable_files import fsync_file
 from eagle3_pipeline.errors import DamagedFile
-
-_NUMBER = re.compile(r"\(os error (\d+)\)")
-
-
-def write_tensors(
-    tensors: dict[str, torch.Tensor],
-    path: Path,
-    metadata: dict[str, str] | None = None,
-) -> None:
-    """Write tensors to the disk, durably; raises OSError with its number, which safetensors says in words."""
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:
-        if (match := _NUMBER.search(str(error))) is None:
-            raise
-        number = int(match[1])
-        raise OSError(number, os.strerror(number), str(path)) from error
-    fsync_file(path)
 
 
 def load_weights(path: Path, parameters: dict[str, torch.nn.Parameter]) -> None:
