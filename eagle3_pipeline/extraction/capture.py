@@ -132,7 +132,7 @@ class Capture:
             raise _TransientError(str(error)) from error
         except WriteFailed as error:
             raise _TransientError(str(error)) from error
-        return await asyncio.to_thread(_load_and_delete, path)
+        return _load_and_delete(path)  # at once: the file is mapped, its states are read when they are used
 
     def _delete_late(self) -> None:
         """Delete what came after nobody waited for it any more, the marks of failed writes too."""
@@ -203,7 +203,7 @@ class Capture:
                 f"({reply.text[:200]}). It runs without the hidden-states connector: stop it, so that it is "
                 "started with the right flags."
             ) from error
-        if path.parent.resolve() != self._staging.resolve():
+        if path.parent != self._staging and path.parent.resolve() != self._staging.resolve():
             raise ServerRefused(
                 f"the extraction server writes to {path.parent}, expected {self._staging}. Stop it, so "
                 "that it is started with the right flags."

@@ -3,13 +3,15 @@
 import asyncio
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import torch
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.extraction.capture import Capture, Captured, SampleRefusedError
 from eagle3_pipeline.extraction.checks import reason_against
-from eagle3_pipeline.extraction.layer_table import LayerTable
+from eagle3_pipeline.extraction.layer_table import LayerTable, measured
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.likeness import difference
 from eagle3_pipeline.shards.format import ShardLayout
@@ -28,6 +30,8 @@ class Outcome:
     was_retried: bool = False
     was_compared: bool = False
     """Whether it was captured again alone, and was the same."""
+    layers: torch.Tensor | None = None
+    """What its layers look like (`layer_table.measured`), where it has states."""
 
 
 class Fetch(Protocol):
@@ -66,35 +70,38 @@ class Inspector:
         One in a hundred is captured again alone, before anybody has its states: so each of these that is in a
         part was compared. Raises QualityError where they differ, and what Capture.fetch raises.
         """
-        captured, reason = await self._try(sample)
-        if was_retried := captured is None and reason != _REFUSED:
-            _logger.warning(f"{sample.sample_id}: {reason}; it is captured once more")
-            captured, reason = await self._try(sample, again=True)
-        if captured is None or not self.compares(sample):
-            return Outcome(captured, reason, was_retried)
+        found = await self._try(sample)
+        if found.captured is None and found.reason != _REFUSED:
+            _logger.warning(f"{sample.sample_id}: {found.reason}; it is captured once more")
+            found = replace(await self._try(sample, again=True), was_retried=True)
+        if found.captured is None or not self.compares(sample):
+            return found
         try:
             alone = await self._fetch(sample, alone=True)
         except SampleRefusedError as error:
-            return Outcome(None, _refused(sample, error), was_retried)
-        await asyncio.to_thread(require_same, sample.sample_id, alone, captured)
-        return Outcome(captured, reason, was_retried, was_compared=True)
+            return replace(found, captured=None, reason=_refused(sample, error))
+        await asyncio.to_thread(require_same, sample.sample_id, alone, found.captured)
+        return replace(found, was_compared=True)
 
     def compares(self, sample: PlannedSample) -> bool:
         """Whether this sample is to be captured again alone."""
         return self._compare and is_compared(sample.sample_id)
 
-    async def _try(self, sample: PlannedSample, *, again: bool = False) -> tuple[Captured | None, str]:
+    async def _try(self, sample: PlannedSample, *, again: bool = False) -> Outcome:
         try:
             captured = await self._fetch(sample, again=again)
         except SampleRefusedError as error:
-            return None, _refused(sample, error)
-        reason = await asyncio.to_thread(self._reason, sample, captured)
-        return (None, reason) if reason else (captured, "")
+            return Outcome(None, _refused(sample, error))
+        return await asyncio.to_thread(self._judge, sample, captured)
 
-    def _reason(self, sample: PlannedSample, captured: Captured) -> str | None:
-        layers, hidden = len(self._layout.layer_ids), self._layout.hidden_size
-        reason = reason_against(sample.token_ids, captured.token_ids, captured.states, layers, hidden)
-        return reason or self._table.judge(captured.states)
+    def _judge(self, sample: PlannedSample, captured: Captured) -> Outcome:
+        count, hidden = len(self._layout.layer_ids), self._layout.hidden_size
+        reason = reason_against(sample.token_ids, captured.token_ids, captured.states, count, hidden)
+        if reason is not None:
+            return Outcome(None, reason)
+        layers = measured(captured.states)
+        reason = self._table.reason_in(layers)
+        return Outcome(None, reason) if reason else Outcome(captured, layers=layers)
 
 
 _REFUSED = "refused_by_server"

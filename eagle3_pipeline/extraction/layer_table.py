@@ -92,16 +92,19 @@ class LayerTable:
 
         None as long as the table is not settled.
         """
-        return self._reason(_measured(states)) if self.is_settled else None
+        return self.reason_in(measured(states))
 
     def add(self, states: torch.Tensor) -> None:
         """Take finite `states` `[T, L, H]`, T > 0, that passed all checks into the table.
 
         A settled table leaves out what `judge` finds.
         """
-        values = _measured(states)
+        self.add_measured(measured(states))
+
+    def add_measured(self, values: torch.Tensor) -> None:
+        """As `add`, with what `measured` gave for the states."""
         if self.is_settled:
-            if self._reason(values) is None:
+            if self.reason_in(values) is None:
                 self._moments = self._moments.with_one_more(values)
             return
         self._first.append(values)
@@ -126,7 +129,10 @@ class LayerTable:
         """How far the values of a sample may be from the mean."""
         return (_SPREADS * self._moments.spread).maximum(self._floor)
 
-    def _reason(self, values: torch.Tensor) -> str | None:
+    def reason_in(self, values: torch.Tensor) -> str | None:
+        """As `judge`, with what `measured` gave for the states."""
+        if not self.is_settled:
+            return None
         far = (values - self._moments.mean).abs() > self._bound
         if bool(far[: len(self.layers)].any()):
             return "scale_differs"
@@ -208,7 +214,7 @@ class LayerTable:
         return f"the cosine of layers {self.layers[first]} and {self.layers[first + 1]}"
 
 
-def _measured(states: torch.Tensor) -> torch.Tensor:
+def measured(states: torch.Tensor) -> torch.Tensor:
     """Median log RMS of each layer and median cosine of neighbouring ones, `[2 L - 1]`."""
     step = max(1, math.ceil(len(states) / _ROWS))
     rows = states[::step].float()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from eagle3_pipeline.background import Background
+from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.extraction.capture import Capture
 from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_of_files
 from eagle3_pipeline.extraction.head import Head
@@ -134,16 +135,21 @@ class ExtractionRun:
                 server, staging = connection
                 capture = Capture(server.base_url, server.model, staging, slots, server.check_alive)
                 fetch = from_server(await stack.enter_async_context(capture))
-                await self._prove(fetch)
+                await self._prove(fetch, server.log)
             everywhere = from_files(self._lineage, files, fetch) if files or fetch is None else fetch
             if not self._table.is_settled:
                 await measure(await self._some(SAMPLES_MEASURED), everywhere, self._layout, self._table)
             inspector = Inspector(everywhere, self._layout, self._table, compare=fetch is not None)
             await stream(self._works(), inspector, bounds, Progress(total, self._file), on_finished)
 
-    async def _prove(self, fetch: Fetch) -> None:
-        if samples := await self._some(SAMPLES):
-            await prove(samples, fetch, self._layout, self._meaning(len(samples)), self._table)
+    async def _prove(self, fetch: Fetch, log: Path) -> None:
+        """Prove a server once after its start: its log, which is its own alone, says so to later steps."""
+        proven = log.with_name(f"{log.name}.proven")
+        if not proven.exists() and (samples := await self._some(SAMPLES)):
+            meaning = self._meaning(len(samples))
+            await prove(samples, fetch, self._layout, meaning, self._table)
+            if len(samples) == SAMPLES:
+                write_json(proven, meaning.facts())
 
     async def _some(self, wanted: int) -> list[PlannedSample]:
         """Up to so many samples, from the first shard that is missing as far as it has them."""

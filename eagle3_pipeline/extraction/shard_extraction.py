@@ -93,7 +93,8 @@ class ShardExtraction:
         self._writer.add(sample.sample_id, states, token_ids, mask)
         # After it: a part that the writer wrote just now does not hold this sample yet.
         self._meaning.look(sample.sample_id, token_ids, mask, states[:, -1])
-        self._table.add(states)
+        if outcome.layers is not None:
+            self._table.add_measured(outcome.layers)
         self.compared += outcome.was_compared
 
     def _quarantine(self, sample: PlannedSample, reason: str) -> None:

@@ -7,6 +7,7 @@ fail. The whole way through a server process is tested in test_with_server_proce
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -122,6 +123,8 @@ class StandIn:
     on_request: Callable[[int, list[int]], int | Faults | None] = lambda number, ids: None
     requests: list[list[int]] = field(default_factory=list)
     opened: int = 0
+    starts: int = 0
+    """Number of the start that each opening is attached to; by default each opening starts a server."""
     dead: bool = False
     most_in_flight: int = 0
     _in_flight: int = 0
@@ -182,7 +185,9 @@ class StandIn:
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
             try:
-                yield _Running(f"http://127.0.0.1:{server.server_port}", "eagle3-x", self.check_alive)
+                log = staging.parent / f"server-{self.starts or time.time_ns()}.log"
+                address = f"http://127.0.0.1:{server.server_port}"
+                yield _Running(address, "eagle3-x", self.check_alive, log)
             finally:
                 server.shutdown()
                 thread.join()
@@ -193,3 +198,4 @@ class _Running:
     base_url: str
     model: str
     check_alive: Callable[[], None]
+    log: Path

@@ -160,6 +160,19 @@ def test_samples_that_do_not_train_are_skipped_and_counted(server: StandIn, tmp_
     assert max(len(ids) for ids in server.requests) == 63  # the server's 64, less the one token it generates
 
 
+def test_a_server_is_proven_once_after_its_start(server: StandIn, lineage: Lineage) -> None:
+    server.starts = 1
+    _extract(server, lineage, S0)
+    assert len(server.requests) >= PROOF + PER_SHARD
+    _extract(server, lineage, S1)
+    assert {ids[1] for ids in server.requests} == {100 + index for index in range(PER_SHARD)}
+    assert len(server.requests) < PROOF
+    server.starts = 2
+    lineage.hidden_state_shards(S0).folder.joinpath("manifest.json").unlink()
+    _extract(server, lineage, S0)
+    assert len(server.requests) >= PROOF + PER_SHARD
+
+
 def test_a_shard_with_nothing_to_train_on_is_made_and_empty(server: StandIn, tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [[invent(0, index, verdict="empty") for index in range(2)]])
     ((_, manifest),) = _extract(server, audit(lineage), S0)
