@@ -32,7 +32,7 @@ def recorded(request: pytest.FixtureRequest, llama: NoisyLlama) -> tuple[dict[st
 def _look(
     head: Head, sampling: dict[str, Any], samples: list[Recorded], last: Callable[[int], torch.Tensor]
 ) -> Meaning:
-    meaning = Meaning(head, **sampling, samples=64, seed=0)
+    meaning = Meaning(head, **sampling, samples=32, seed=0)
     for number, sample in enumerate(samples):
         meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, last(number))
     return meaning
@@ -95,7 +95,7 @@ def test_only_states_before_completion_tokens_are_looked_at_and_no_more_than_ask
     meaning.look("0-t0", sample.token_ids, sample.loss_mask, broken)
     assert meaning.facts()["states"] == 16
     assert meaning.facts()["agreed_share"] > 0.9
-    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 8, 3, 1, 1]
+    assert [states_per_sample(samples) for samples in (0, 1, 32, 100, 500, 10**5)] == [32, 32, 4, 1, 1, 1]
 
 
 def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> None:
@@ -103,7 +103,7 @@ def test_the_choice_of_states_follows_from_the_seed_alone(llama: NoisyLlama) -> 
     head = Head(llama.weights)
 
     def found(seed: int, order: int) -> dict[str, Any]:
-        meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, samples=64, seed=seed)
+        meaning = Meaning(head, temperature=1.0, top_p=1.0, top_k=-1, samples=32, seed=seed)
         for number in range(20)[::order]:
             sample = samples[number]
             meaning.look(f"{number}-t0", sample.token_ids, sample.loss_mask, sample.states[:, -1])
@@ -125,7 +125,7 @@ def _after(
 
     `last` takes the place of the states of each.
     """
-    found = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, samples=64, seed=0)
+    found = Meaning(Head(llama.weights), temperature=1.0, top_p=1.0, top_k=-1, samples=32, seed=0)
     found.add({"states": 400, "agreed": agreed, "expected": 100.0, "variance": 50.0})
     for number, sample in enumerate(samples):
         states = sample.states[:, -1] if last is None else last
@@ -178,7 +178,7 @@ def test_what_was_counted_goes_on_in_another_process(llama: NoisyLlama) -> None:
     head = Head(llama.weights)
 
     def looked(first: int, beyond: int) -> Meaning:
-        meaning = Meaning(head, **sampling, samples=64, seed=0)
+        meaning = Meaning(head, **sampling, samples=32, seed=0)
         for number in range(first, beyond):
             one = samples[number]
             meaning.look(f"{number}-t0", one.token_ids, one.loss_mask, one.states[:, -1])
