@@ -5,7 +5,7 @@
 Attaches to the extraction server of the recipe, which should run already, and prints one JSON line: seconds
 and CPU from the server's opening to the last manifest, samples and tokens. `--first N` takes the first N
 shards only. With `--server FINGERPRINT` it fails, and does not wait, where the recipe wants another server.
-`proof_seconds` of these seconds prove the server on a few samples, which each opening does once.
+`proof_seconds` of these seconds prove the server on a few samples, which is done once after its start.
 """
 
 import argparse

@@ -14,7 +14,7 @@ Two servers are up all the time; `idle_server_cpu_s` shows that the one that is 
 cores. A first round, which is not counted, warms all up. Measured are
 
     tokens_per_second            tokens of all samples by the seconds of the work, without imports
-    after_the_proof              the same without the proof of the server, which a job of any size pays once
+    after_the_proof              the same without the proof of the server, which is done once after its start
     cpu_ms_per_1000_tokens       of the client, from its first request to its end
     process_cpu_s                of the client's whole process with its imports: what this many samples cost
 
