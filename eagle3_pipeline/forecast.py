@@ -132,7 +132,8 @@ def _shards_left(lineage: Lineage, waves: list[list[str]], passes: int) -> list[
 
 def _speed(lineage: Lineage, asset: str, counted: str) -> float | None:
     """Tokens per second over the time in which the things of this asset were made, breaks left out."""
-    made = list(_manifests(lineage.folder / asset))
+    # What an earlier version made may not say all of it.
+    made = [one for one in _manifests(lineage.folder / asset) if {counted, "seconds"} <= one.facts.keys()]
     seconds = _union([(_ended(one) - float(one.facts["seconds"]), _ended(one)) for one in made])
     return sum(int(one.facts[counted]) for one in made) / seconds if seconds else None
 

@@ -134,6 +134,11 @@ def test_speeds_are_those_that_were_measured_whatever_the_settings_and_side_by_s
     # Two shards that were completed in the same 1,000 seconds; most of their tokens were there before.
     for shard in lineage.recipe.shards[:2]:
         finish(lineage.hidden_state_shards(shard), 900_000, 1000.0, captured_tokens=50_000)
+    # One of an earlier version, which does not say what was captured.
+    old = Place(
+        lineage.folder / "hidden_state_shards" / "0123456789ab" / "s", "hidden_state_shards", "0" * 16, {}
+    )
+    finish(old, 900_000, 1.0)
     other = lineage.folder / "draft_checkpoint" / "0123456789ab"
     finish(Place(other, "draft_checkpoint", "0123456789abcdef", {}), 80, 0.1)
     phases = {phase.name: phase for phase in forecast(lineage).phases}
