@@ -26,6 +26,8 @@ def _type(field: dict[str, Any]) -> str:
         return " or ".join(kind for kind in kinds if kind != "null")
     if "const" in field:
         return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
     if field.get("type") == "array" and "$ref" in field.get("items", {}):
         return f"list of {_type(field['items'])}"
     kind = {"array": "list", "number": "number", "integer": "integer", "object": "mapping"}.get(

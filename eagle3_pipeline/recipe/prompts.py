@@ -42,6 +42,9 @@ class Prompts(Strict):
     """Prompts to use: the first `count` of the fixed order. Raising it redoes nothing."""
     per_shard: PositiveInt
     """Prompts in one shard (= one Dagster partition). Another size is another plan: nothing is shared."""
+    validation: PositiveInt = 64
+    """The first so many prompts judge the draft and never train it; at most half of the first shard. The
+    target answers them greedily, and no training prompt is near one of them."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the order of prompts."""
     max_prompt_tokens: PositiveInt = 1024
@@ -60,6 +63,11 @@ class Prompts(Strict):
                 f"{lower + self.per_shard}"
             )
         return self
+
+    @property
+    def validation_prompts(self) -> int:
+        """How many prompts of the first shard judge the draft; those of all other shards train it."""
+        return max(1, min(self.validation, self.per_shard // 2))
 
     @property
     def shards(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Each setting's docstring is its documentation: the user guide and the error mess
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -15,7 +15,8 @@ from eagle3_pipeline.recipe.models import BaseDraft, Target
 from eagle3_pipeline.recipe.partitions import Partitions
 from eagle3_pipeline.recipe.prompts import Prompts
 from eagle3_pipeline.recipe.server import PHASES, Servers
-from eagle3_pipeline.recipe.strict import Share, Strict
+from eagle3_pipeline.recipe.strict import Strict
+from eagle3_pipeline.recipe.training import Training
 
 
 class Vocabulary(Strict):
@@ -23,37 +24,6 @@ class Vocabulary(Strict):
 
     draft_tokens: PositiveInt = 32000
     """Size of the draft's vocabulary: the most frequent tokens of the completions."""
-
-
-class Training(Strict):
-    """How the draft is trained."""
-
-    epochs: PositiveInt = 3
-    """Passes over all samples."""
-    learning_rate: PositiveFloat = 1e-3
-    """Peak learning rate; it warms up linearly and falls as a cosine."""
-    warmup_share: Share = 0.05
-    """Share of the steps that warm up."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW's decoupled weight decay."""
-    max_gradient_norm: PositiveFloat = 1.0
-    """Gradients are clipped to this norm."""
-    tokens_per_step: PositiveInt = 2048
-    """Tokens packed into one optimizer step."""
-    test_time_steps: PositiveInt = 3
-    """Steps that the draft runs on its own states in training; as many as tokens are speculated."""
-    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Weight of each further test-time step's loss, relative to the one before."""
-    train_head: bool = True
-    """Train the draft's output head as well; otherwise it stays the target's rows."""
-    validation_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Share of the samples that is never trained on and chooses the best checkpoint."""
-    checkpoint_every_s: PositiveFloat = 120
-    """Seconds between checkpoints; each epoch's end has one too."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of weights, order and split."""
-    draft_layers: Literal[1] = 1
-    """Decoder layers of the draft; EAGLE-3 has one."""
 
 
 class EvaluationSet(Strict):

@@ -41,16 +41,31 @@ class TrainingPlan:
     """Layer ids of the hidden states; the last one is the verifier's."""
     devices: tuple[str, ...]
     """GPU names of the partition; empty for the CPU."""
+    processes: int
+    """Processes that train together, one for each GPU."""
+    validation: tuple[str, ...]
+    """Ids of the prompts that judge."""
     epochs: int
     learning_rate: float
+    rates: dict[str, float]
+    """Share of the learning rate by part: fusion, layer, norm, head."""
     warmup_share: float
+    optimizer: str
     weight_decay: float
+    pull_to_start: float
     max_gradient_norm: float
     tokens_per_step: int
+    accumulation: int
+    loss: str
     test_time_steps: int
     step_decay: float
     train_head: bool
+    per_layer_norm: bool
+    norm_output: bool
+    attention_window: int | None
+    intermediate_size: int | None
     validation_share: float
+    patience: int | None
     checkpoint_every_s: float
     seed: int
     keep_free_bytes: int
@@ -70,7 +85,7 @@ class TrainingPlan:
         """Read a plan; raises DamagedFile."""
         try:
             values: dict[str, Any] = json.loads(path.read_text())
-            lists = {name: tuple(values[name]) for name in ("shards", "layers", "devices")}
+            lists = {name: tuple(values[name]) for name in ("shards", "layers", "devices", "validation")}
             return cls(**{**values, **lists})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path} is no training plan ({error}). Start train_draft again.") from error

@@ -125,7 +125,7 @@ def _turn_to_train(lineage: Lineage, place: Place, shards: Sequence[str] | None)
 def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
     """The plan of one turn of the recipe's training; raises MissingInput where an input is not made."""
     recipe = lineage.recipe
-    settings = recipe.training.model_dump(exclude={"draft_layers"})
+    settings = recipe.training.model_dump(exclude={"draft_layers", "sweep"})
     vocabulary = lineage.vocabulary_map()
     vocabulary.require()
     base = lineage.base_draft_path()
@@ -151,6 +151,8 @@ def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
         base_draft=str(base) if base is not None else None,
         layers=recipe.extraction.layers,
         devices=recipe.partitions.training,
+        processes=max(1, len(recipe.partitions.training)),
+        validation=(),
         keep_free_bytes=int(recipe.storage.keep_free_gib * 2**30),
         fingerprint=place.fingerprint,
         **settings,
