@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eagle3_pipeline.training.attention import attend, causal_bias, find_segments
 from eagle3_pipeline.training.batches import Batch
-from eagle3_pipeline.training.loss import head_and_divergence, verifier_distribution
+from eagle3_pipeline.training.loss import REDUCTION_EPSILON, head_and_divergence, verifier_distribution
 from eagle3_pipeline.training.rms_norm import rms_norm
 
 
@@ -26,11 +26,16 @@ class Step:
     """What one test-time-training step gave."""
 
     loss: Tensor
-    """Scalar, float32: mean over the step's rows, not yet decayed."""
+    """Scalar, float32: sum over the step's rows, not yet decayed."""
     rows: Tensor
     """`[n]`: which supervised rows (0..S-1) the step proposes from."""
     proposals: Tensor
     """`[n]`: the draft's most probable token, in the draft's ids; it is meant for label `rows + step`."""
+
+    @property
+    def mean(self) -> Tensor:
+        """The loss of a row, as speculators' masked mean has it."""
+        return self.loss / (len(self.rows) + REDUCTION_EPSILON)
 
 
 def train_forward(model: Any, batch: Batch, steps: int, dtype: torch.dtype = torch.bfloat16) -> list[Step]:

@@ -189,7 +189,7 @@ class Training:
             group["lr"] = plan.learning_rate * rate_share(self.state.step, self.steps, plan.warmup_share)
         self._optimizer.zero_grad(set_to_none=True)
         steps = train_forward(self._model, batch, plan.test_time_steps, self._dtype)
-        loss = torch.stack([plan.step_decay**k * step.loss for k, step in enumerate(steps)]).sum()
+        loss = torch.stack([plan.step_decay**k * step.mean for k, step in enumerate(steps)]).sum()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise QualityError(self._explain_loss(value, batch))

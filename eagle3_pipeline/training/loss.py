@@ -1,9 +1,9 @@
 """The loss of one test-time-training step: KL divergence from the verifier, without copies of the logits.
 
-speculators' kl_div with its masked mean, for rows that are all supervised:
+speculators' kl_div, summed over rows that are all supervised:
 
-    L = 1/n * sum over rows of  sum over v of  p_v * (log p_v - log q_v)        q = softmax(head @ h)
-    dL/dlogits = (q - p) / n
+    L = sum over rows of  sum over v of  p_v * (log p_v - log q_v)        q = softmax(head @ h)
+    dL/dlogits = q - p
 
 The gradient is written over the logits block by block while they are in the cache; nothing in float32
 as large as [rows, draft] ever exists. A vocabulary of 32,000 at 8,192 rows would want 1 GB per copy.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# speculators adds it to the number of rows (losses/utils.py), so that an empty mask divides nothing by zero.
+# speculators adds it to the number of rows that a sum is divided by (losses/utils.py), in case of none.
 REDUCTION_EPSILON = 1e-5
 _BLOCK_ELEMENTS = 1 << 19  # 2 MiB of float32
 
@@ -41,16 +41,16 @@ class _HeadAndDivergence(torch.autograd.Function):
         total -= entropy[rows].sum()
         ctx.save_for_backward(hidden, head, logits)
         ctx.mark_non_differentiable(proposals)
-        return total / (len(logits) + REDUCTION_EPSILON), proposals
+        return total, proposals
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, head, difference = ctx.saved_tensors
-        scale = gradients[0] / (len(difference) + REDUCTION_EPSILON)
-        for_hidden = (difference @ head) * scale.to(head.dtype)
+        scale = gradients[0].to(head.dtype)
+        for_hidden = (difference @ head) * scale
         for_head = None
         if ctx.needs_input_grad[1]:
-            for_head = (difference.T @ hidden) * scale.to(head.dtype)
+            for_head = (difference.T @ hidden) * scale
         return for_hidden, for_head, None, None, None
 
 
@@ -65,7 +65,7 @@ def _rows(table: Tensor, rows: Tensor, start: int, count: int) -> Tensor:
 def head_and_divergence(
     hidden: Tensor, head: Tensor, probabilities: Tensor, entropy: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean divergence (scalar) and the most probable draft token of each row, `[n]`.
+    """Divergence summed over the rows (scalar) and the most probable draft token of each row, `[n]`.
 
     `hidden` is `[n, H]`, `head` `[draft, H]`, `probabilities` float32 `[S, draft]` of the verifier with
     its `entropy` `[S]`, and `rows` `[n]` says which of them belong to which row of `hidden`.

@@ -76,7 +76,7 @@ def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_dec
     there_total: Tensor | None = None
     drafts, counts = 0, None
     for steps, batch in results:
-        losses.append(sum(step_decay**k * float(step.loss.detach()) for k, step in enumerate(steps)))
+        losses.append(sum(step_decay**k * float(step.mean.detach()) for k, step in enumerate(steps)))
         right, there = right_by_position(steps, batch, targets)
         right_total = right.sum(0) if right_total is None else right_total + right.sum(0)
         there_total = there.sum(0) if there_total is None else there_total + there.sum(0)
