@@ -104,12 +104,18 @@ class Lineage:
         return self._place("prompts", inputs)
 
     def synthetic_samples(self, shard: str) -> Place:
-        """One shard of samples; raises MissingInput without the prompts, whose shards it takes."""
+        """One shard of samples; raises MissingInput without the prompts, whose shards it takes.
+
+        The first one depends on how many of its prompts judge, too: the target answers those greedily.
+        """
         sampling = ("max_completion_tokens", "temperature", "top_p", "top_k")
+        facts = self.prompts().require().facts
+        judges = len(facts["validation"]) if shard == self.recipe.prompts.shards[0] else 0
         inputs = {
-            "prompts": self.prompts().require().facts["shards"][shard],
+            "prompts": facts["shards"][shard],
             "target": self._target(),
             "sampling": {name: getattr(self.recipe.generation, name) for name in sampling},
+            **({"greedy": judges} if judges else {}),
             "server": self.recipe.server.generation.result_settings(),
         }
         return self._place("synthetic_samples", inputs, shard)

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,15 @@ def write_prompts(path: Path, prompts: list[str]) -> Path:
     return path
 
 
-def finish_prompts(lineage: Lineage) -> Manifest:
-    """Say that the prompts are made, without any: what samples depend on is the digest of each shard."""
+def finish_prompts(lineage: Lineage, validation: Sequence[str] = ()) -> Manifest:
+    """Say that the prompts are made, without any: what samples depend on is the digest of each shard.
+
+    `validation` are the ids of the prompts that judge.
+    """
     place, plan = lineage.prompts(), lineage.recipe.prompts
     place.folder.mkdir(parents=True, exist_ok=True)
-    return place.finish([], {"count": plan.count, "shards": {shard: f"of {shard}" for shard in plan.shards}})
+    shards = {shard: f"of {shard}" for shard in plan.shards}
+    return place.finish([], {"count": plan.count, "validation": list(validation), "shards": shards})
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -65,11 +65,14 @@ def _shards(lineage: Lineage) -> dict[str, Any]:
     rows = (recipe.prompts.sources[0].path or Path()).read_text().splitlines()
     prompts = [
         Prompt.create(
-            (row, recipe.prompts.model_dump_json(exclude={"count", "sources"})), system=None, source=""
+            (row, recipe.prompts.model_dump_json(exclude={"count", "sources", "validation"})),
+            system=None,
+            source="",
         )
         for row in rows
     ]
-    return {"shards": digests_of_shards(prompts, recipe.prompts)}
+    judges = [one.prompt_id for one in prompts[: recipe.prompts.validation_prompts]]
+    return {"shards": digests_of_shards(prompts, recipe.prompts), "validation": judges}
 
 
 def _changed(before: dict[str, Path], after: dict[str, Path]) -> set[str]:
@@ -85,6 +88,7 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
         ({"prompts": {"seed": 1}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
         ({"prompts": {"max_prompt_tokens": 100}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
         ({"prompts": {"near_duplicate_similarity": 0.9}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+        ({"prompts": {"validation": 2}}, {"prompts", SAMPLES[0], *_AFTER_SAMPLES - {STATES[1]}}),
         ({"generation": {"temperature": 0.1}}, {*SAMPLES, *_AFTER_SAMPLES}),
         ({"generation": {"max_completion_tokens": 99}}, {*SAMPLES, *_AFTER_SAMPLES}),
         *(

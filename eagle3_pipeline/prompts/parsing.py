@@ -36,6 +36,7 @@ Reason = Literal[
     "duplicate",
     "near_duplicate",
     "near_evaluation",
+    "near_validation",  # similar to one of the prompts that judge the draft
 ]
 
 _CONVERSATION_COLUMNS = ("conversations", "conversation", "messages", "turns")

@@ -1,4 +1,7 @@
-"""From a row to a prompt, or to the reason why it gives none. Every row gets exactly one of the two."""
+"""From a row to a prompt, or to the reason why it gives none. Every row gets exactly one of the two.
+
+The first prompts that are kept judge the draft; they are held out from all that come later.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -37,13 +40,22 @@ class Screening:
         max_prompt_tokens: int,
         near_duplicate_similarity: float,
         held_out: Iterable[Prompt] = (),
+        validation: int = 0,
     ) -> None:
-        """`tokens_of` counts the tokens of a parsed row, see ChatLength; rows near `held_out` are refused."""
+        """`tokens_of` counts the tokens of a parsed row, see ChatLength.
+
+        Rows near `held_out`, of which the evaluation sends the first turn, are refused, and rows near any
+        turn of the first `validation` prompts.
+        """
         self._tokens_of = tokens_of
         self._max_prompt_tokens = max_prompt_tokens
         self._texts: dict[tuple[str, ...], str] = {}
         self._kept = NearDuplicates(near_duplicate_similarity)
-        self._held_out = HeldOut(held_out, near_duplicate_similarity)
+        self._evaluation = HeldOut("near_evaluation", near_duplicate_similarity)
+        for prompt in held_out:
+            self._evaluation.add(f"one of {prompt.source}", prompt.turns[:1])
+        self._validation = HeldOut("near_validation", near_duplicate_similarity)
+        self._judges = validation
 
     def judge(self, row: Row) -> Prompt | Rejection:
         """The prompt of a row, remembered for the rows to come, or why there is none."""
@@ -51,10 +63,13 @@ class Screening:
             parsed = parse(row.value, row.column)
             self._check_length(parsed)
             sets = [shingles(turn) for turn in parsed.turns]
-            self._held_out.check(parsed, sets)
-            self._check_duplicates(parsed, sets, row)
+            self._evaluation.check(parsed, sets)
+            self._check_duplicates(parsed, sets)
+            if len(self._texts) >= self._judges:
+                self._validation.check(parsed, sets)
         except RowRejected as rejected:
             return Rejection(row.where, rejected.reason, rejected.detail)
+        self._remember(parsed, sets, row.where)
         return Prompt.create(parsed.turns, system=parsed.system, source=row.source)
 
     def _check_length(self, parsed: ParsedPrompt) -> None:
@@ -63,13 +78,24 @@ class Screening:
             bound = self._max_prompt_tokens
             raise RowRejected("too_long", f"{tokens} tokens, prompts.max_prompt_tokens is {bound}")
 
-    def _check_duplicates(self, parsed: ParsedPrompt, sets: list[frozenset[int]], row: Row) -> None:
-        texts = tuple(plain(turn) for turn in parsed.turns)
+    def _check_duplicates(self, parsed: ParsedPrompt, sets: list[frozenset[int]]) -> None:
+        texts = _plain_turns(parsed)
         if texts in self._texts:
             raise RowRejected("duplicate", f"same as {self._texts[texts]}")
-        # Without the system message: a long one, the same in all rows, would make all of them similar.
-        elements = frozenset().union(*sets)
-        if (found := self._kept.find(elements)) is not None:
+        if (found := self._kept.find(_of_all_turns(sets))) is not None:
             raise RowRejected("near_duplicate", f"similarity {found[1]:.2f} to {found[0]}")
-        self._texts[texts] = row.where
-        self._kept.add(row.where, elements)
+
+    def _remember(self, parsed: ParsedPrompt, sets: list[frozenset[int]], where: str) -> None:
+        if len(self._texts) < self._judges:
+            self._validation.add(where, parsed.turns)
+        self._texts[_plain_turns(parsed)] = where
+        self._kept.add(where, _of_all_turns(sets))
+
+
+def _plain_turns(parsed: ParsedPrompt) -> tuple[str, ...]:
+    return tuple(plain(turn) for turn in parsed.turns)
+
+
+def _of_all_turns(sets: list[frozenset[int]]) -> frozenset[int]:
+    """Without the system message: a long one, the same in all rows, would make all of them similar."""
+    return frozenset().union(*sets)

@@ -3,8 +3,9 @@
 <prompts>/prompts.jsonl     one Prompt a line; a smaller count is a prefix of a larger one
           rejected.jsonl    {"where": "file:row", "reason": ..., "detail": ...}
           manifest.json     facts: count, rows_in = kept + rejected, rejected by reason with an example of
-                            each, sources, revisions of datasets, shards: digest of the prompts of each,
-                            which is all that its samples depend on
+                            each, sources, revisions of datasets, validation: ids of the prompts that
+                            judge, the first ones; shards: digest of the prompts of each, which is all
+                            that its samples depend on
 """
 
 import json
@@ -58,7 +59,13 @@ def make_prompts(lineage: Lineage) -> Manifest:
     prompts = place.folder / PROMPTS_NAME
     write_atomic(prompts, _json_lines(prompt.to_json() for prompt in result.kept))
     shards = digests_of_shards(result.kept, recipe.prompts)
-    facts = {"count": recipe.prompts.count, **result.facts, "revisions": revisions, "shards": shards}
+    facts = {
+        "count": recipe.prompts.count,
+        **result.facts,
+        "revisions": revisions,
+        "validation": [one.prompt_id for one in result.kept[: recipe.prompts.validation_prompts]],
+        "shards": shards,
+    }
     _log.info("prompts: %s", result.summary)
     return place.finish([prompts, rejected], facts)
 
@@ -101,6 +108,7 @@ def make_screening(lineage: Lineage) -> Screening:
         max_prompt_tokens=recipe.prompts.max_prompt_tokens,
         near_duplicate_similarity=recipe.prompts.near_duplicate_similarity,
         held_out=[prompt for one in whole_sets for prompt in read_set(one)],
+        validation=recipe.prompts.validation_prompts,
     )
 
 
@@ -191,9 +199,11 @@ def _too_few(recipe: Recipe, result: _Selection, rejected: Path) -> str:
         if fits
         else f"Lower prompts.per_shard (it is {per_shard}) and prompts.count to at most {kept}"
     )
+    near = sum(one.reason == "near_validation" for one in result.rejected)
+    fewer = f", lower prompts.validation ({near} rows are near to those prompts)" if near else ""
     return (
         f"the sources give too few prompts for prompts.count {recipe.prompts.count}: {result.summary} "
-        f"(each with its place in {rejected}). {way_out}, or add sources."
+        f"(each with its place in {rejected}). {way_out}{fewer}, or add sources."
     )
 
 

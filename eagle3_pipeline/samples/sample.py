@@ -82,3 +82,8 @@ class Sample:
 def sample_id(prompt_id: str, turn: int) -> str:
     """Name of the reply to user turn `turn` (from 0) of a prompt."""
     return f"{prompt_id}-t{turn}"
+
+
+def prompt_id_of(name: str) -> str:
+    """The prompt that a sample id names."""
+    return name.rsplit("-t", 1)[0]

@@ -46,9 +46,17 @@ def make_recipe(tmp_path: Path, count: int, per_shard: int, **sections: Any) -> 
 
 
 def make_lineage(
-    tmp_path: Path, turns: Sequence[int], per_shard: int, system: str | None = None, **sections: Any
+    tmp_path: Path,
+    turns: Sequence[int],
+    per_shard: int,
+    system: str | None = None,
+    judges: int = 0,
+    **sections: Any,
 ) -> Lineage:
-    """A lineage whose prompt k, called `pk`, has turns[k] user turns `pk.0`, `pk.1` and so on."""
+    """A lineage whose prompt k, called `pk`, has turns[k] user turns `pk.0`, `pk.1` and so on.
+
+    The first `judges` of them judge the draft.
+    """
     lineage = Lineage(make_recipe(tmp_path, len(turns), per_shard, **sections), tmp_path / "storage")
     target = lineage.target_model()
     if target.manifest() is None:
@@ -64,7 +72,8 @@ def make_lineage(
     path = place.folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(prompt.to_json()) + "\n" for prompt in prompts))
     shards = digests_of_shards(prompts, lineage.recipe.prompts)
-    place.finish([path], {"count": len(prompts), "shards": shards})
+    validation = [prompt.prompt_id for prompt in prompts[:judges]]
+    place.finish([path], {"count": len(prompts), "validation": validation, "shards": shards})
     return lineage
 
 

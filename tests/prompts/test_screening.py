@@ -97,6 +97,43 @@ def test_a_turn_of_phrase_is_no_held_out_prompt_within_a_longer_one() -> None:
     assert isinstance(verdict, Prompt)
 
 
+def test_prompts_near_any_turn_of_one_that_judges_are_kept_out_however_many_repeats_are_allowed() -> None:
+    verdicts = _judge(
+        [
+            {"turns": ["Name a bird.", TWELVE, "Go on."]},
+            {"prompt": TWELVE + " thirteen"},
+            {"prompt": "Name a bird"},
+            {"prompt": "NAME a bird."},
+            {"prompt": "Go on."},
+            {"turns": ["Hello!", f"Below is a question, answer it with care. {TWELVE} Thank you!"]},
+            {"turns": ["Name a bird.", TWELVE, "Go on."]},
+            {"prompt": "What is tea?"},
+        ],
+        near_duplicate_similarity=1.0,
+        validation=1,
+    )
+    found = [(one.reason, one.detail) if isinstance(one, Rejection) else None for one in verdicts]
+    assert found == [
+        None,
+        ("near_validation", "similarity 0.89 to a.jsonl:1"),
+        ("near_validation", "similarity 1.00 to a.jsonl:1"),
+        ("near_validation", "same as a.jsonl:1"),
+        None,
+        ("near_validation", "holds 100% of a.jsonl:1"),
+        ("duplicate", "same as a.jsonl:1"),
+        None,
+    ]
+
+
+def test_prompts_that_judge_may_be_like_each_other() -> None:
+    verdicts = _judge(
+        [{"prompt": TWELVE}, {"prompt": TWELVE + " thirteen"}, {"prompt": TWELVE + " fourteen"}],
+        near_duplicate_similarity=0.95,
+        validation=2,
+    )
+    assert [type(verdict) for verdict in verdicts] == [Prompt, Prompt, Rejection]
+
+
 def test_a_duplicate_is_dropped_even_if_near_duplicates_are_allowed() -> None:
     verdicts = _judge(
         [{"prompt": TWELVE}, {"prompt": TWELVE + " thirteen"}, {"prompt": TWELVE}],
@@ -140,10 +177,11 @@ _POOL = [
 def test_rows_in_are_kept_plus_rejected_and_fewer_rows_give_a_prefix(
     rows: list[Any], data: st.DataObject
 ) -> None:
-    verdicts = _judge(rows)
+    validation = data.draw(st.integers(0, 3))
+    verdicts = _judge(rows, validation=validation)
     assert all(isinstance(verdict, Prompt | Rejection) for verdict in verdicts)
     cut = data.draw(st.integers(0, len(rows)))
-    assert _judge(rows[:cut]) == verdicts[:cut]
+    assert _judge(rows[:cut], validation=validation) == verdicts[:cut]
     texts = [prompt.turns for prompt in _kept(verdicts)]
     assert len(set(texts)) == len(texts)
 

@@ -62,6 +62,28 @@ def test_a_smaller_count_is_a_prefix_of_a_larger_one(tmp_path: Path, tiny_llama:
     assert made[24].startswith(made[8])
 
 
+def test_the_first_prompts_judge_whatever_the_count_and_none_that_is_near_comes_later(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    texts = distinct_prompts(40, seed=1)
+    near = [f"Please be so kind and think of this before you reply: {text} Thank you!" for text in texts]
+    rows = [{"prompt": text} for pair in zip(texts, near, strict=True) for text in pair]
+    made = {}
+    for count in (8, 32):
+        changes = {"count": count, "per_shard": 8, "validation": 6, "near_duplicate_similarity": 1.0}
+        lineage = make_lineage(tmp_path, tiny_llama, rows, **changes)
+        manifest = make_prompts(lineage)
+        made[count] = [Prompt.from_json(line) for line in _lines(lineage.prompts().folder / "prompts.jsonl")]
+        assert manifest.facts["validation"] == [prompt.prompt_id for prompt in made[count][:4]]
+    assert manifest.facts["rejected"]["near_validation"] > 0
+    assert made[32][:8] == made[8]
+    judged = [prompt.turns[0] for prompt in made[32][:4]]
+    plain = {text: one for one, pair in enumerate(zip(texts, near, strict=True)) for text in pair}
+    numbers = [plain[prompt.turns[0]] for prompt in made[32]]
+    assert not {plain[text] for text in judged} & set(numbers[4:])
+    assert len(set(numbers[4:])) < len(numbers[4:]), "others may repeat, as the recipe allows"
+
+
 def test_the_same_recipe_gives_the_same_bytes_and_another_seed_another_order(
     tmp_path: Path, tiny_llama: Path
 ) -> None:
