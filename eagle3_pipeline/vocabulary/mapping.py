@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from eagle3_pipeline.errors import BadInput, DamagedFile, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.vocabulary.base_mapping import read_base_mapping
 from eagle3_pipeline.vocabulary.counts import control_tokens, count_tokens
 
 if TYPE_CHECKING:
@@ -161,40 +162,3 @@ def read_mapping(path: Path) -> "tuple[torch.Tensor, torch.Tensor]":
         ) from error
     verify_mapping(d2t, t2d, len(t2d))
     return d2t, t2d
-
-
-def read_base_mapping(base: Path, vocab_size: int) -> "tuple[torch.Tensor, torch.Tensor]":
-    """The map of a pretrained draft, or the identity where its head has all tokens; raises BadInput.
-
-    t2d is made from d2t where the draft lacks it: d2t says everything.
-    """
-    import torch
-    from safetensors import safe_open
-
-    found: dict[str, torch.Tensor] = {}
-    rows = 0
-    for file in sorted(base.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - it is no dict
-                if name in ("d2t", "t2d"):
-                    found[name] = weights.get_tensor(name)
-                elif name.endswith("lm_head.weight"):
-                    rows = weights.get_slice(name).get_shape()[0]
-    if "d2t" not in found:
-        if rows != vocab_size:
-            raise BadInput(
-                f"the base draft {base} has a head of {rows} tokens and no d2t, while the target has "
-                f"{vocab_size}: which tokens it proposes is unknown. Take another base draft, or none."
-            )
-        return torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.bool)
-    d2t = found["d2t"].to(torch.int64)
-    targets = d2t + torch.arange(len(d2t))
-    if len(d2t) != rows or not len(targets) or int(targets.min()) < 0 or int(targets.max()) >= vocab_size:
-        raise BadInput(
-            f"the base draft {base} has a d2t of {len(d2t)} offsets for a head of {rows} tokens that leads "
-            f"to tokens up to {int(targets.max())}; the target has {vocab_size}. It is a draft of another "
-            "target."
-        )
-    t2d = torch.zeros(vocab_size, dtype=torch.bool)
-    t2d[targets] = True
-    return d2t, found["t2d"].to(torch.bool) if "t2d" in found else t2d
