@@ -13,6 +13,7 @@ import torch
 from eagle3_pipeline.errors import DamagedFile, QualityError
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
+from eagle3_pipeline.training.chance import chance, require_above
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.forward import Step, train_forward
@@ -75,10 +76,13 @@ class Training:
     def run(self, stop: int | None = None) -> TrainingState:
         """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
 
-        Raises QualityError at a loss that is no number, with the batch named.
+        Raises QualityError at a loss that is no number, with the batch named, and BadInput where a base draft
+        is no better than chance.
         """
         at, remaining = self.state, self._remaining()
         self._emit_start()
+        if self._plan.base_draft is not None and not at.step and not at.validation:
+            self._judge_start()
         ahead = ReadAhead(self._source, (batch for _, batches in remaining for batch in batches))
         with closing(ahead):
             for epoch, batches in remaining:
@@ -87,6 +91,20 @@ class Training:
                     return at
                 self._end_epoch(epoch)
         return at
+
+    def _judge_start(self) -> None:
+        """Judge the base draft as epoch -1. It is the best so far: a training that only harms gives it back.
+
+        No checkpoint holds this: a training that is killed before its first one judges again, and finds the
+        same.
+        """
+        at, judgement = self.state, self._validate()
+        by_chance = chance(self._source, self._schedule.validation)
+        require_above(by_chance, judgement.accuracy_by_position[0])
+        at.best, at.best_step = judgement.acceptance_length, 0
+        at.validation.append({"epoch": -1, "step": 0, **asdict(judgement)})
+        self._emit("start_judged", chance=by_chance, **at.validation[-1])
+        self._checkpoints.save_best(self._parameters, at)
 
     def _begin_again_where_batches_differ(self) -> None:
         """Samples were mended or lost since: batches counted in other ones would be taken twice or never."""
