@@ -34,6 +34,7 @@ class Scripted:
             "proof_seconds": 0.02632 if who == "extraction" else 0.0,
             "work_cpu_s": cpu_s,
             "process_cpu_s": 5 + cpu_s,
+            "process_seconds": 1000 / speed + cpu_s,
         }
 
 
@@ -56,6 +57,7 @@ def test_ratios_are_of_two_runs_of_one_round() -> None:
     assert found["after_the_proof"]["extraction_to_prefill"]["most"] == pytest.approx(1.0, abs=0.001)
     assert found["cpu_ms_per_1000_tokens"]["extraction_to_speculators"]["median"] == 0.25
     assert found["process_cpu_s"]["speculators"]["median"] == 9
+    assert found["command"]["extraction_to_speculators"]["median"] == pytest.approx(4.667 / 1.526, abs=0.002)
 
 
 def _line(variant: str, seed: int, accepted: float) -> dict[str, Any]:
