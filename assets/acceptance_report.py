@@ -4,33 +4,64 @@ from typing import Any
 
 import dagster as dg
 
-from assets.identity import identity
+from assets.identity import asset_key, identity
 from assets.outcome import outcome
 from assets.step import RETRIES, step
+from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.plots import bars, markdown_image
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage, VllmServers
 
+SIMULATION_AGREES = "simulation_agrees"
+
 
 def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
+    agreement = dg.AssetCheckSpec(
+        SIMULATION_AGREES,
+        asset=asset_key(recipe, "acceptance_report"),
+        description="Served and simulated acceptance of the conversations that judged agree within 3 %.",
+    )
 
-    @dg.asset(**identity(recipe, "acceptance_report", {"vllm"}, ("draft_checkpoint",)), retry_policy=RETRIES)
+    @dg.asset(
+        **identity(recipe, "acceptance_report", {"vllm"}, ("draft_checkpoint",)),
+        retry_policy=RETRIES,
+        check_specs=[agreement],
+    )
     def acceptance_report(storage: Storage, servers: VllmServers) -> dg.MaterializeResult:
         """Acceptance and speed of the draft, by vLLM's own counters, on prompts held out from training.
 
-        The same server is measured without the draft and with it.
+        The same server is measured without the draft and with it. With it, the server also answers the
+        conversations that judged the draft in training: what is served must be what was simulated.
         """
         lineage = storage.lineage(recipe)
         with step():
             manifest = evaluate_draft(lineage, lambda draft: servers.evaluation(lineage, draft))
-            return outcome(lineage.acceptance_report(), manifest, **_pictures(manifest))
+            place, found = lineage.acceptance_report(), _agreement(manifest)
+            return outcome(place, manifest, found, **_pictures(manifest), **_comparison(manifest))
 
     return acceptance_report
+
+
+def _agreement(manifest: Manifest) -> dg.AssetCheckResult:
+    """A warning where they do not agree: the draft may still be the best there is, so nothing is stopped."""
+    ratio = manifest.facts["simulation_ratio"]
+    return dg.AssetCheckResult(
+        check_name=SIMULATION_AGREES,
+        passed=bool(manifest.facts["simulation_agrees"]),
+        severity=dg.AssetCheckSeverity.WARN,
+        description=explanation(manifest.facts),
+        metadata={} if ratio is None else {"simulation_ratio": ratio},
+    )
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:
     image = bars(manifest.facts["acceptance_by_position"], "Acceptance by position", "speculated token")
     return {"acceptance_plot": dg.MetadataValue.md(markdown_image(image, "acceptance by position"))}
+
+
+def _comparison(manifest: Manifest) -> dict[str, Any]:
+    rows = [dg.TableRecord(dict(row)) for row in rows_of_comparison(manifest.facts)]
+    return {"simulated_and_served": dg.MetadataValue.table(rows)} if rows else {}

@@ -28,11 +28,14 @@ def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:
     }
 
 
-def outcome(place: Place, manifest: Manifest, **extra: Any) -> dg.MaterializeResult:
+def outcome(
+    place: Place, manifest: Manifest, *checks: dg.AssetCheckResult, **extra: Any
+) -> dg.MaterializeResult:
     """The result of an asset without partitions; the digest of what came out is its data version."""
     return dg.MaterializeResult(
         metadata={**metadata(manifest, place.folder), **extra},
         data_version=dg.DataVersion(manifest.digest[:16]),
+        check_results=checks,
     )
 
 

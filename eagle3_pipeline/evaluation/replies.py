@@ -1,17 +1,16 @@
-"""Asking a server all prompts of one evaluation set, and what came back."""
+"""Asking a server some questions, a few at a time, and what came back."""
 
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from eagle3_pipeline.background import all_or_none
 from eagle3_pipeline.errors import ServerError
 from eagle3_pipeline.prompts.prompt import Prompt
-from eagle3_pipeline.recipe.settings import Evaluation
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
@@ -22,6 +21,23 @@ _PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True)
+class Question:
+    """One request, without what all have in common. `name` is the id of its prompt or sample."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+
+    @classmethod
+    def first_turn(cls, prompt: Prompt, *, max_tokens: int, temperature: float) -> "Question":
+        """The first turn of a prompt, as a chat."""
+        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        messages = [*system, {"role": "user", "content": prompt.turns[0]}]
+        body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
+        return cls(prompt.prompt_id, "/v1/chat/completions", body)
+
+
+@dataclass(frozen=True)
 class Reply:
     """One reply: its ids as the server returned them, and seconds from the sending to the last byte."""
 
@@ -29,76 +45,70 @@ class Reply:
     seconds: float
 
 
-class SetRequests:
-    """The requests of one set: a few workers that share one list of prompts."""
+class Round:
+    """The requests of one set: a few workers that share one list of questions. Nothing is sent twice."""
 
     def __init__(
-        self, server: "RunningServer", settings: Evaluation, request_timeout_s: float, name: str
+        self, server: "RunningServer", name: str, *, in_flight: int, request_timeout_s: float
     ) -> None:
+        """`name` is for the log."""
         self._server = server
-        self._settings = settings
-        self._timeout = httpx.Timeout(request_timeout_s, connect=10.0, pool=None)
         self._name = name
+        self._in_flight = in_flight
+        self._timeout = httpx.Timeout(request_timeout_s, connect=10.0, pool=None)
 
-    async def answer(self, prompts: Sequence[Prompt], max_tokens: int) -> dict[str, Reply]:
-        """Replies by prompt id, in the order of `prompts`; refused ones are left out."""
+    async def answer(self, questions: Sequence[Question]) -> dict[str, Reply]:
+        """Replies by the name of the question, in the order of `questions`; refused ones are left out.
+
+        Raises ServerDied and ServerError.
+        """
         replies: dict[str, Reply] = {}
-        left = iter(prompts)
-        progress = _Progress(self._name, len(prompts))
-        limits = httpx.Limits(max_connections=self._settings.concurrency)
+        left = iter(questions)
+        progress = _Progress(self._name, len(questions))
+        limits = httpx.Limits(max_connections=self._in_flight)
         async with httpx.AsyncClient(
             base_url=self._server.base_url, timeout=self._timeout, limits=limits, trust_env=False
         ) as client:
             await all_or_none(
-                self._work(client, left, max_tokens, replies, progress)
-                for _ in range(min(self._settings.concurrency, len(prompts)))
+                self._work(client, left, replies, progress)
+                for _ in range(min(self._in_flight, len(questions)))
             )
-        return {
-            prompt.prompt_id: replies[prompt.prompt_id] for prompt in prompts if prompt.prompt_id in replies
-        }
+        return {one.name: replies[one.name] for one in questions if one.name in replies}
 
     async def _work(
         self,
         client: httpx.AsyncClient,
-        left: Iterator[Prompt],
-        max_tokens: int,
+        left: Iterator[Question],
         replies: dict[str, Reply],
         progress: "_Progress",
     ) -> None:
-        for prompt in left:
-            reply = await self._ask(client, prompt, max_tokens)
+        for question in left:
+            reply = await self._ask(client, question)
             if reply is not None:
-                replies[prompt.prompt_id] = reply
+                replies[question.name] = reply
             progress.add(len(reply.token_ids) if reply else 0)
 
-    async def _ask(self, client: httpx.AsyncClient, prompt: Prompt, max_tokens: int) -> Reply | None:
-        """The reply to the first turn, or None if the server refuses the prompt."""
-        system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        body = {
-            "model": self._server.model,
-            "messages": [*system, {"role": "user", "content": prompt.turns[0]}],
-            "max_tokens": max_tokens,
-            "temperature": self._settings.temperature,
-            "return_token_ids": True,
-        }
+    async def _ask(self, client: httpx.AsyncClient, question: Question) -> Reply | None:
+        """The reply, or None if the server refuses the question."""
+        body = {"model": self._server.model, **question.body, "return_token_ids": True}
         started = time.monotonic()
         try:
-            response = await client.post("/v1/chat/completions", json=body)
+            response = await client.post(question.path, json=body)
         except httpx.HTTPError as error:
             self._server.check_alive()
             raise ServerError(
                 f"the evaluation server at {self._server.base_url} gave no reply to prompt "
-                f"{prompt.prompt_id} of {self._name} ({type(error).__name__}: {error}), but its process "
+                f"{question.name} of {self._name} ({type(error).__name__}: {error}), but its process "
                 f"lives. See its log {self._server.log}."
             ) from error
         seconds = time.monotonic() - started
         if response.status_code == httpx.codes.BAD_REQUEST:
-            logger.warning("%s: prompt %s is refused: %s", self._name, prompt.prompt_id, response.text[:200])
+            logger.warning("%s: prompt %s is refused: %s", self._name, question.name, response.text[:200])
             return None
         if response.is_error:
             self._server.check_alive()
             raise ServerError(
-                f"HTTP {response.status_code} for prompt {prompt.prompt_id} of {self._name}: "
+                f"HTTP {response.status_code} for prompt {question.name} of {self._name}: "
                 f"{response.text[:300]}. See the server's log {self._server.log}."
             )
         return Reply(_token_ids(response), seconds)

@@ -5,12 +5,14 @@ acceptance_by_position      share of all drafts whose k-th token was accepted
 tokens_per_second_{with,without}    output tokens per second of wall time
 speedup                     the ratio of these two
 identical_share             at temperature 0: replies that have the same ids with and without the draft
+simulat*                    what training simulated, and what was served of it: see agreement.py
 """
 
 from typing import Any
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
+from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
 from eagle3_pipeline.evaluation.measurement import Measurement
 from eagle3_pipeline.recipe.settings import Evaluation
 
@@ -139,12 +141,6 @@ def _notes(report: dict[str, Any]) -> list[str]:
         f"Counted by the server over {report['drafts']} drafts: temperature {report['temperature']:g}, "
         f"{report['in_flight']} in flight, at most {report['max_completion_tokens']} tokens a reply.",
     ]
-    simulated = report.get("simulated_acceptance_length")
-    if simulated is not None:
-        notes.append(
-            f"Simulated in training: acceptance length {simulated:.3f}; served: "
-            f"{report['acceptance_length']:.3f}."
-        )
     same = report["identical_share"]
     if same is not None and same < 1:
         notes.append(
@@ -153,7 +149,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
         )
     if report["refused"]:
         notes.append(f"{report['refused']} prompts are longer than the server's context and were left out.")
-    return notes
+    return [*notes, explanation(report)]
 
 
 def report_table(report: dict[str, Any]) -> str:
@@ -172,11 +168,20 @@ def report_table(report: dict[str, Any]) -> str:
 
 def report_markdown_table(report: dict[str, Any]) -> str:
     """The report's numbers as a Markdown table."""
-    head, *rows = _rows(report)
+    return _markdown(_rows(report))
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    head, *body = rows
     aligned = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, aligned, *rows]) + "\n"
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, aligned, *body]) + "\n"
 
 
 def report_markdown(report: dict[str, Any]) -> str:
     """The report as a Markdown document."""
-    return "\n".join(["# Acceptance", "", report_markdown_table(report), "\n\n".join(_notes(report)), ""])
+    *notes, agreement = _notes(report)
+    parts = ["# Acceptance", "", report_markdown_table(report), "\n\n".join(notes), ""]
+    parts += ["## Simulated and served", ""]
+    if compared := rows_of_comparison(report):
+        parts.append(_markdown([list(compared[0]), *(list(row.values()) for row in compared)]))
+    return "\n".join([*parts, agreement, ""])

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from eagle3_pipeline.alternatives import chosen
 from eagle3_pipeline.evaluation.report import report_markdown_table, verdict
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.prompts import PromptSource
@@ -78,7 +79,6 @@ def _serving(recipe: Recipe, name: str) -> str:
 
 
 def _conditions(report: dict[str, Any]) -> str:
-    simulated = report.get("simulated_acceptance_length")
     text = (
         "`length` is the acceptance length, 1 + accepted tokens per draft, from the server's own counters "
         f"over {report['drafts']} drafts; `pos k` is the share of drafts whose k-th token was accepted; "
@@ -87,10 +87,12 @@ def _conditions(report: dict[str, Any]) -> str:
         f"{report['max_completion_tokens']} tokens a reply, held-out prompts. Speed is of the machine it was "
         "measured on."
     )
+    if report["simulation_agrees"] is None:
+        return text
+    compared = report["simulation"]
     return (
-        text
-        if simulated is None
-        else f"{text} In training the acceptance length was simulated as {simulated:.2f}."
+        f"{text} On {compared['served']} conversations held out from training, answered greedily, the length "
+        f"was {compared['served_length']:.2f}; simulated in training: {compared['simulated_length']:.2f}."
     )
 
 
@@ -99,7 +101,7 @@ def _training(lineage: Lineage) -> str:
     shards = [
         manifest.facts for manifest in lineage.made([lineage.synthetic_samples(one) for one in recipe.shards])
     ]
-    draft = lineage.draft_checkpoint().require().facts
+    draft, training = lineage.draft_checkpoint().require().facts, chosen(lineage).recipe.training
 
     def total(fact: str) -> str:
         return f"{sum(shard.get(fact, 0) for shard in shards):,}"
@@ -111,8 +113,8 @@ def _training(lineage: Lineage) -> str:
         f"temperature {recipe.generation.temperature:g}",
         f"- hidden states of layers {', '.join(map(str, recipe.extraction.layers[:-1]))} (id k is what "
         "enters layer k)",
-        f"- {draft.get('steps', '?')} steps, {recipe.training.epochs} epochs, learning rate "
-        f"{recipe.training.learning_rate:g}, {recipe.training.test_time_steps} test-time-training steps",
+        f"- {draft.get('steps', '?')} steps, {training.epochs} epochs, learning rate "
+        f"{training.learning_rate:g}, {training.test_time_steps} test-time-training steps",
     ]
     if recipe.base_draft is not None:
         base = recipe.base_draft

@@ -51,6 +51,8 @@ class CountingServer:
     """Count a reply only after it was sent, as vLLM does with its last step."""
     counting: bool = True
     """Whether anything is counted at all."""
+    longest_prompt: int = 1000
+    """Prompts of more token ids are refused."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     most_in_flight: int = 0
     engines: list[Counters] = field(default_factory=lambda: [Counters() for _ in range(ENGINES)])
@@ -63,7 +65,7 @@ class CountingServer:
             raise ServerDied("the server's process ended: out of memory")
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any], int]:
-        """Status and reply to a chat, and the number of its tokens."""
+        """Status and reply to a chat or to a prompt of token ids, and the number of its tokens."""
         with self._lock:
             self.requests.append(body)
             self._in_flight += 1
@@ -71,12 +73,16 @@ class CountingServer:
         time.sleep(self.delay_s)
         with self._lock:
             self._in_flight -= 1
-        text = body["messages"][-1]["content"]
         if self.status != 200:
             return self.status, {"error": {"message": "no"}}, 0
-        if "too long" in text:
+        if "messages" in body:
+            text = body["messages"][-1]["content"]
+            is_too_long, first = "too long" in text, sum(map(ord, self.salt + text))
+        else:
+            is_too_long, first = len(body["prompt"]) > self.longest_prompt, sum(body["prompt"])
+        if is_too_long:
             return 400, {"error": {"message": "maximum context length"}}, 0
-        ids = [sum(map(ord, self.salt + text)) + k for k in range(body["max_tokens"])]
+        ids = [first + k for k in range(body["max_tokens"])]
         return 200, {"choices": [{"token_ids": ids, "finish_reason": "length"}]}, len(ids)
 
     def count(self, tokens: int) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.errors import Busy, DamagedFile, MissingInput, ServerDied
+from eagle3_pipeline.evaluation import evaluation
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from tests.evaluation.counting_server import CountingServer, counting_server
+from tests.evaluation.judges import judging
 from tests.release.made import made_lineage, make_checkpoint
 
 
@@ -20,6 +22,7 @@ class Servers:
 
     def __init__(self, **with_draft: Any) -> None:
         self.opened: list[Path | None] = []
+        self.asked: dict[bool, list[dict[str, Any]]] = {}
         self.fail_with_draft = False
         self._with_draft = with_draft
 
@@ -31,6 +34,7 @@ class Servers:
         knobs = self._with_draft if draft else {}
         with counting_server(drafts=draft is not None, **knobs) as server:
             yield server
+            self.asked[draft is not None] = server.requests
 
 
 def evaluate(lineage: Lineage, servers: Servers) -> Manifest:
@@ -57,6 +61,7 @@ def test_each_set_is_measured_without_the_draft_and_then_with_it(lineage: Lineag
     )
     assert facts["identical_share"] == 1.0
     assert facts["simulated_acceptance_length"] == 1.6
+    assert facts["simulation"] is None
     assert facts["prompts"] == 3
 
 
@@ -66,6 +71,57 @@ def test_the_report_is_on_disk_for_people_and_programs(lineage: Lineage) -> None
     assert json.loads((folder / "report.json").read_text()) == manifest.facts
     assert "| all | 3 |" in (folder / "report.md").read_text()
     lineage.acceptance_report().verify()
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Lineage:
+    """A lineage with two conversations that judged."""
+    made = made_lineage(tmp_path, [judging("a", 1), judging("b", 2)])
+    make_checkpoint(made)
+    return made
+
+
+def test_the_conversations_that_judged_are_served_with_the_draft_only(judged: Lineage) -> None:
+    servers = Servers()
+    facts = evaluate(judged, servers).facts
+    assert not any("prompt" in body for body in servers.asked[False])
+    replayed = [body["prompt"] for body in servers.asked[True] if "prompt" in body]
+    assert replayed == [[1, 5, 6], [2, 5, 6]]
+    assert facts["simulation"]["served"] == facts["simulation"]["judges"] == 2
+    assert facts["simulation_ratio"] == facts["simulation"]["served_length"] / 1.6
+
+
+def test_sets_are_measured_the_same_with_and_without_conversations(judged: Lineage, tmp_path: Path) -> None:
+    without = made_lineage(tmp_path / "without")
+    make_checkpoint(without)
+    names = ("drafts", "accepted_tokens", "acceptance_by_position", "prompts", "output_tokens_with")
+    found = [evaluate(lineage, Servers()).facts for lineage in (judged, without)]
+    assert [found[0][name] for name in names] == [found[1][name] for name in names]
+
+
+def test_a_disagreement_is_a_warning_and_no_failure(
+    judged: Lineage, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = evaluate(judged, Servers()).facts
+    assert facts["simulation_agrees"] is False  # the stand-in accepts 1.5 tokens a draft, not 0.6
+    (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "DISAGREE" in said.getMessage()
+
+
+def test_what_the_conversations_gave_is_kept_with_its_phase(
+    judged: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "summarise", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(judged, Servers())
+    servers = Servers()
+    assert evaluate(judged, servers).facts["simulation"]["served"] == 2
+    assert servers.opened == []
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_replies_that_differ_with_the_draft_are_counted(lineage: Lineage) -> None:

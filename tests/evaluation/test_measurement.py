@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.errors import BadInput, Busy, QualityError, ServerDied, ServerError, ServerStalled
-from eagle3_pipeline.evaluation import measurement
+from eagle3_pipeline.evaluation import counting
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.measurement import Measurement, measure
 from eagle3_pipeline.prompts.prompt import Prompt
@@ -75,7 +75,7 @@ def test_a_server_that_drafts_nothing_gives_no_acceptance_of_one() -> None:
 
 
 def test_counters_that_never_move_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "_REST_LIMIT_S", 0.1)
+    monkeypatch.setattr(counting, "_REST_LIMIT_S", 0.1)
     with counting_server(counting=False) as server, pytest.raises(QualityError, match="did not move"):
         run(server)
 

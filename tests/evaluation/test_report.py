@@ -57,11 +57,20 @@ def test_the_table_lines_up_and_has_each_set_and_the_total() -> None:
 
 
 def test_simulated_and_served_acceptance_stand_side_by_side() -> None:
-    assert "acceptance length 1.600; served: 1.500" in report_table(REPORT)
+    assert "1.600 simulated, 1.590 served" in report_table(REPORT)
+    text = report_markdown(REPORT)
+    assert "| acceptance | length | pos 1 | pos 2 | pos 3 |" in text
+    assert "| simulated | 1.600 | 0.300 | 0.200 | 0.100 |" in text
+    assert "| served | 1.590 | 0.300 | 0.200 | 0.090 |" in text
+    assert "| ratio | 0.994 | 1.000 | 1.000 | 0.900 |" in text
+    assert text.endswith("They agree within 3%.\n")
 
 
-def test_a_report_without_a_simulated_length_is_whole() -> None:
-    assert "Simulated" not in report_markdown(REPORT | {"simulated_acceptance_length": None})
+def test_a_report_that_compares_nothing_is_whole_and_says_so() -> None:
+    nothing = {"simulation": None, "simulation_agrees": None, "simulation_ratio": None}
+    text = report_markdown(REPORT | nothing)
+    assert "| simulated |" not in text
+    assert "are not compared" in text
 
 
 def test_replies_that_part_are_explained_and_refused_prompts_named() -> None:

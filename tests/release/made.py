@@ -1,12 +1,14 @@
 """A lineage whose things are all made by hand, with a tiny draft in the layout of speculators 0.9."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.samples import SAMPLES_NAME, Sample, write_samples
 from tests.recipes import finish_prompts
 
 HIDDEN, VOCAB, DRAFT_TOKENS, LAYERS = 16, 40, 8, (1, 2, 3, 4)
@@ -33,6 +35,23 @@ REPORT: dict[str, Any] = _NUMBERS | {
     "in_flight": 1,
     "max_completion_tokens": 16,
     "simulated_acceptance_length": 1.6,
+    "simulation_agrees": True,
+    "simulation_ratio": 0.99375,
+    "simulation": {
+        "judges": 2,
+        "served": 2,
+        "refused": 0,
+        "test_time_steps": 3,
+        "speculative_tokens": 3,
+        "temperature": 0.0,
+        "same_share": 0.5,
+        "drafts": 40,
+        "behind_the_end": 0,
+        "simulated_length": 1.6,
+        "served_length": 1.59,
+        "simulated_by_position": [0.3, 0.2, 0.1],
+        "served_by_position": [0.3, 0.2, 0.09],
+    },
 }
 
 
@@ -57,8 +76,11 @@ def recipe(folder: Path, **sections: Any) -> Recipe:
     return Recipe.model_validate({**values, **sections})
 
 
-def made_lineage(root: Path, **sections: Any) -> Lineage:
-    """Everything that a draft is made from, with made-up facts, and of files only a target's bare folder."""
+def made_lineage(root: Path, judges: Sequence[Sample] = (), **sections: Any) -> Lineage:
+    """Everything that a draft is made from, with made-up facts.
+
+    Of files only a target's bare folder, and the samples `judges` of validation prompts.
+    """
     lineage = Lineage(recipe(root / "recipe", **sections), root / "storage")
     folder = root / "target"
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +97,9 @@ def made_lineage(root: Path, **sections: Any) -> Lineage:
     _finish(lineage.target_model(), target)
     if lineage.recipe.base_draft is not None:
         _finish(lineage.base_draft(), {"model_path": str(root / "draft"), "model_fingerprint": "b" * 64})
-    finish_prompts(lineage)
+    finish_prompts(lineage, list(dict.fromkeys(one.prompt_id for one in judges)))
+    if judges:
+        write_samples(lineage.synthetic_samples(lineage.recipe.shards[0]).folder / SAMPLES_NAME, judges)
     for shard in lineage.recipe.shards:
         counts = {"samples": 2, "good": 1, "truncated": 1, "completion_tokens": 1500}
         _finish(lineage.synthetic_samples(shard), counts)
@@ -168,7 +192,8 @@ def make_checkpoint(lineage: Lineage) -> Manifest:
     draft = write_draft(place.folder / "draft")
     (place.folder / "metrics.jsonl").write_text("{}\n")
     files = [*draft.iterdir(), place.folder / "metrics.jsonl"]
-    return place.finish(files, {"steps": 12, "simulated_acceptance_length": 1.6})
+    simulated = {"simulated_acceptance_length": 1.6, "simulated_acceptance_by_position": [0.3, 0.2, 0.1]}
+    return place.finish(files, {"steps": 12, "judges": 2, **simulated})
 
 
 def make_report(lineage: Lineage, **changes: Any) -> Manifest:
