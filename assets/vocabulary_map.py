@@ -1,10 +1,14 @@
 """vocabulary_map: the tokens that the draft may propose."""
 
+from typing import Any
+
 import dagster as dg
 
 from assets.identity import identity
 from assets.outcome import outcome
 from assets.step import step
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.plots import lines, markdown_image
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.vocabulary.mapping import make_vocabulary
 from resources import Storage
@@ -22,6 +26,21 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         with step():
-            return outcome(lineage.vocabulary_map(), make_vocabulary(lineage))
+            manifest = make_vocabulary(lineage)
+            return outcome(lineage.vocabulary_map(), manifest, **_pictures(manifest))
 
     return vocabulary_map
+
+
+def _pictures(manifest: Manifest) -> dict[str, Any]:
+    """What each size of the vocabulary could reach, where replies are held out to say so."""
+    rows = manifest.facts.get("sizes", [])
+    if not rows:
+        return {}
+    best = {"best acceptance length": [row["best_acceptance_length"] for row in rows]}
+    title = f"Longest acceptance possible, {manifest.facts['speculative_tokens']} tokens speculated"
+    image = lines([row["draft_tokens"] for row in rows], best, title, "tokens in the draft's vocabulary")
+    return {
+        "sizes": dg.MetadataValue.table([dg.TableRecord(row) for row in rows]),
+        "size_plot": dg.MetadataValue.md(markdown_image(image, "best acceptance length by size")),
+    }

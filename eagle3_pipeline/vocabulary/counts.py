@@ -1,72 +1,66 @@
-"""How often each token of the target occurs in the completions that train, and which tokens are always in.
+"""What the target wrote, for the draft's vocabulary: counts of what trains, and replies that are held out.
 
-Only completions count: the draft proposes what the target writes, never what a user types.
+Only completions count: the draft proposes what the target writes, never what a user types. Completions of
+validation prompts are not counted, since they judge what the counts lead to.
 """
 
-import json
 from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples import SAMPLES_NAME, Sample, iter_samples
 
-
-def count_tokens(lineage: Lineage) -> Counter[int]:
-    """Occurrences of each token id in the completions of all samples of the run that train."""
-    counts: Counter[int] = Counter()
-    for shard in lineage.recipe.shards:
-        place = lineage.synthetic_samples(shard)
-        place.require()
-        samples = iter_samples(place.folder / SAMPLES_NAME)
-        counts.update(count_completions(samples, lineage.recipe.generation.train_truncated))
-    return counts
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 
-def count_completions(samples: Iterable[Sample], train_truncated: bool) -> Counter[int]:
-    """Occurrences of each token id in the completions of the samples that train."""
-    counts: Counter[int] = Counter()
+@dataclass(frozen=True)
+class Replies:
+    """Completions of the samples with a usable verdict."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+    """Occurrences of each token id in those that train."""
+    held_out: "list[NDArray[numpy.int32]]" = field(default_factory=list)
+    """The token ids of each that judges, `[tokens]`."""
+
+
+def read_replies(lineage: Lineage) -> Replies:
+    """The replies of all shards of the run; raises BadInput, DamagedFile and MissingInput."""
+    vocab_size = int(lineage.target_model().require().facts["vocab_size"])
+    judges = frozenset(lineage.prompts().require().facts["validation"])
+    samples = (sample for shard in lineage.recipe.shards for sample in _samples(lineage, shard))
+    return gather_replies(samples, judges, lineage.recipe.generation.train_truncated, vocab_size)
+
+
+def gather_replies(
+    samples: Iterable[Sample], judges: Collection[str], train_truncated: bool, vocab_size: int
+) -> Replies:
+    """The replies of `samples`; those to the prompts whose ids are `judges` are held out. Raises BadInput."""
+    import numpy  # here, because the code location imports this file when it loads
+
+    replies = Replies()
     for sample in samples:
-        if sample.trains(train_truncated):
-            counts.update(sample.completion_token_ids)
-    return counts
+        ids = sample.completion_token_ids
+        if not sample.trains(train_truncated) or not ids:
+            continue
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
+            strange = next(token for token in ids if not 0 <= token < vocab_size)
+            raise BadInput(
+                f"{sample.sample_id} has the token id {strange} in its completion, but the target has "
+                f"{vocab_size:,} tokens: another model wrote it. Make the samples again."
+            )
+        if sample.prompt_id in judges:
+            replies.held_out.append(numpy.asarray(ids, dtype=numpy.int32))
+        else:
+            replies.counts.update(ids)
+    return replies
 
 
-def control_tokens(model: Path) -> frozenset[int]:
-    """Ids that end a reply, and the added tokens that the chat template writes (ends of turns, thoughts).
-
-    They decide where a reply ends, however rare they are, so they are always in the draft's vocabulary.
-    Added tokens that no template writes (reserved ones, often hundreds) have to earn their place.
-    """
-    ids: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        settings = _read(model / name)
-        for block in (settings, settings.get("text_config") or {}):
-            ends = block.get("eos_token_id")
-            ids.update(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    template = _chat_template(model)
-    ids.update(number for number, text in _added_tokens(model).items() if text and text in template)
-    return frozenset(ids)
-
-
-def _added_tokens(model: Path) -> dict[int, str]:
-    tokens = {one["id"]: one["content"] for one in _read(model / "tokenizer.json").get("added_tokens", ())}
-    decoder = _read(model / "tokenizer_config.json").get("added_tokens_decoder") or {}
-    return tokens | {int(number): one["content"] for number, one in decoder.items()}
-
-
-def _chat_template(model: Path) -> str:
-    path = model / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text()
-    template = _read(model / "tokenizer_config.json").get("chat_template") or ""
-    # Older models keep several named templates in a list.
-    return (
-        template if isinstance(template, str) else "".join(str(one.get("template", "")) for one in template)
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return value
+def _samples(lineage: Lineage, shard: str) -> Iterator[Sample]:
+    place = lineage.synthetic_samples(shard)
+    place.require()
+    return iter_samples(place.folder / SAMPLES_NAME)

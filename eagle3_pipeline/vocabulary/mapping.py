@@ -10,19 +10,25 @@ Example: the draft has the tokens 0, 2 and 5 of a target with 6:
     i + d2t[i]     0   2   5        strictly rising, below 6
     t2d            1 0 1 0 0 1
 
-On disk: vocabulary.safetensors with d2t, t2d and `counts` int64 [target], the occurrences in the completions.
+On disk: vocabulary.safetensors with d2t, t2d and what they were chosen from: `counts` int64 [target], the
+occurrences in the completions that train, and `always` int64, the ids of the tokens that are always in, in
+the order in which they get their places.
 """
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from eagle3_pipeline.errors import BadInput, DamagedFile, RecipeError
+from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.vocabulary.base_mapping import read_base_mapping
-from eagle3_pipeline.vocabulary.counts import control_tokens, count_tokens
+from eagle3_pipeline.vocabulary.ceiling import ceiling, compare_sizes
+from eagle3_pipeline.vocabulary.counts import Replies, read_replies
+from eagle3_pipeline.vocabulary.kinds import token_kinds
+from eagle3_pipeline.vocabulary.selection import build_mapping
 
 if TYPE_CHECKING:
     import torch
@@ -33,77 +39,58 @@ VOCABULARY_NAME = "vocabulary.safetensors"
 
 
 def make_vocabulary(lineage: Lineage) -> Manifest:
-    """Choose the draft's tokens, or keep the base draft's; raises BadInput, DamagedFile and RecipeError."""
+    """Choose the draft's tokens, or keep the base draft's; raises BadInput, DamagedFile and MissingInput."""
     place = lineage.vocabulary_map()
     if (found := place.manifest()) is not None:
         return found
-    target = lineage.target_model().require().facts
-    size = int(target["vocab_size"])
-    counts = count_tokens(lineage)
+    size = int(lineage.target_model().require().facts["vocab_size"])
+    replies = read_replies(lineage)
+    kinds = token_kinds(lineage.model_path(), replies.counts, size)
+    always = [token for ids in kinds.values() for token in ids]
     if (base := lineage.base_draft_path()) is not None:
         d2t, t2d = read_base_mapping(base, size)
         logger.info("kept the base draft's vocabulary of %s tokens", f"{len(d2t):,}")
     else:
-        always = control_tokens(lineage.model_path())
-        d2t, t2d = build_mapping(counts, lineage.recipe.vocabulary.draft_tokens, size, always)
+        d2t, t2d = build_mapping(replies.counts, lineage.recipe.vocabulary.draft_tokens, size, always)
     verify_mapping(d2t, t2d, size)
     place.folder.mkdir(parents=True, exist_ok=True)
     path = place.folder / VOCABULARY_NAME
-    write_mapping(path, d2t, t2d, counts)
+    write_mapping(path, d2t, t2d, replies.counts, always)
     facts = {
         "draft_tokens": len(d2t),
-        "distinct_tokens": len(counts),
-        "coverage": coverage(t2d, counts),
+        "distinct_tokens": len(replies.counts),
+        "coverage": coverage(t2d, replies.counts),
         "from_base_draft": lineage.recipe.base_draft is not None,
+        "always_in": {kind: int(t2d[ids].sum()) for kind, ids in kinds.items()},
+        "always_left_out": len(always) - int(t2d[always].sum()),
+        **_ceilings(replies, t2d, always, lineage.recipe.evaluation.speculative_tokens),
     }
     logger.info(
         "vocabulary: %s of %s distinct tokens cover %.2f %% of the completions",
         f"{len(d2t):,}",
-        f"{len(counts):,}",
+        f"{len(replies.counts):,}",
         100 * facts["coverage"],
     )
     return place.finish([path], facts)
 
 
-def build_mapping(
-    counts: Counter[int], draft_tokens: int, vocab_size: int, always: frozenset[int] = frozenset()
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """d2t int64 [draft] and t2d bool [vocab_size] of the `draft_tokens` most frequent tokens.
-
-    Ties go to the lower id; ids of `always` are in whatever their count; where the completions have
-    too few distinct tokens, the lowest unused ids fill up (warned). Raises BadInput and RecipeError.
-    """
-    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
-
-    known = {token for token in counts | Counter(always) if 0 <= token < vocab_size}
-    if strange := sorted(set(counts) - known):
-        raise BadInput(
-            f"token ids {strange[:5]} in the completions, but the target has {vocab_size:,} tokens: they "
-            "were made by another model. Make the samples again."
-        )
-    wanted = min(draft_tokens, vocab_size)
-    if wanted < draft_tokens:
-        logger.info(
-            "vocabulary.draft_tokens %s is capped at the target's %s", f"{draft_tokens:,}", f"{vocab_size:,}"
-        )
-    kept_always = sorted(always & known)
-    if len(kept_always) > wanted:
-        raise RecipeError(
-            f"vocabulary.draft_tokens is {draft_tokens}, but {len(kept_always)} control tokens are always "
-            "in: raise it"
-        )
-    if len(known) < wanted:
-        logger.warning(
-            "the completions have %s distinct tokens, fewer than the draft's %s: %s tokens that never occur "
-            "fill up. Lower vocabulary.draft_tokens or collect more samples.",
-            f"{len(known):,}",
-            f"{wanted:,}",
-            f"{wanted - len(known):,}",
-        )
-    highest = max(counts.values(), default=0)
-    ranked = {token: counts[token] + (highest + 1 if token in always else 0) for token in known}
-    d2t, t2d = build_vocab_mappings_from_distribution(ranked, wanted, vocab_size)
-    return d2t, t2d
+def _ceilings(
+    replies: Replies, t2d: "torch.Tensor", always: Sequence[int], speculative_tokens: int
+) -> dict[str, Any]:
+    """What this map and others could reach at best on the replies that judge, where there are any."""
+    if not replies.held_out:
+        return {}
+    best = ceiling(replies.held_out, t2d, speculative_tokens)
+    chosen = int(t2d.sum())
+    return {
+        "held_out_tokens": best.tokens,
+        "held_out_coverage": best.coverage,
+        "best_acceptance_length": best.acceptance_length,
+        "speculative_tokens": speculative_tokens,
+        "sizes": compare_sizes(
+            replies.counts, always, replies.held_out, chosen, len(t2d), speculative_tokens
+        ),
+    }
 
 
 def verify_mapping(d2t: "torch.Tensor", t2d: "torch.Tensor", vocab_size: int) -> None:
@@ -136,8 +123,10 @@ def coverage(t2d: "torch.Tensor", counts: Counter[int]) -> float:
     return sum(count for token, count in counts.items() if token in kept) / total if total else 0.0
 
 
-def write_mapping(path: Path, d2t: "torch.Tensor", t2d: "torch.Tensor", counts: Counter[int]) -> None:
-    """Write the map and the counts as safetensors."""
+def write_mapping(
+    path: Path, d2t: "torch.Tensor", t2d: "torch.Tensor", counts: Counter[int], always: Sequence[int] = ()
+) -> None:
+    """Write the map, the counts and the ids that are always in as safetensors."""
     import torch
 
     from eagle3_pipeline.tensor_file import write_tensors
@@ -145,7 +134,8 @@ def write_mapping(path: Path, d2t: "torch.Tensor", t2d: "torch.Tensor", counts: 
     occurrences = torch.zeros(len(t2d), dtype=torch.int64)
     for token, count in counts.items():
         occurrences[token] = count
-    write_tensors({"d2t": d2t, "t2d": t2d, "counts": occurrences}, path)
+    ids = torch.tensor(list(always), dtype=torch.int64)
+    write_tensors({"d2t": d2t, "t2d": t2d, "counts": occurrences, "always": ids}, path)
 
 
 def read_mapping(path: Path) -> "tuple[torch.Tensor, torch.Tensor]":
