@@ -151,22 +151,22 @@ def read_lines(path: Path) -> list[Line]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def compare(lines: list[Line], variant: str) -> dict[str, Any]:
-    """`variant` beside `once`, seed by seed: the accepted tokens per draft, and the acceptance length."""
+def compare(lines: list[Line], variant: str, base: str = "once") -> dict[str, Any]:
+    """`variant` beside `base`, seed by seed: the accepted tokens per draft, and the acceptance length."""
     by_seed: dict[str, dict[int, float]] = {
         name: {line["seed"]: line["accepted_per_draft"] for line in lines if line["variant"] == name}
-        for name in ("once", variant)
+        for name in (base, variant)
     }
-    seeds = sorted(by_seed["once"].keys() & by_seed[variant].keys())
-    ones, others = ([by_seed[name][seed] for seed in seeds] for name in ("once", variant))
+    seeds = sorted(by_seed[base].keys() & by_seed[variant].keys())
+    ones, others = ([by_seed[name][seed] for seed in seeds] for name in (base, variant))
     pairs = list(zip(ones, others, strict=True))
     return {
         "seeds": seeds,
-        "accepted_per_draft": {"once": spread(ones), variant: spread(others)},
+        "accepted_per_draft": {base: spread(ones), variant: spread(others)},
         "ratio_of_accepted": spread(other / one for one, other in pairs),
         "ratio_of_mean_accepted": round(statistics.mean(others) / statistics.mean(ones), 4),
         "ratio_of_acceptance_length": spread((1 + other) / (1 + one) for one, other in pairs),
-        "drafts": [line for line in lines if line["variant"] in ("once", variant)],
+        "drafts": [line for line in lines if line["variant"] in (base, variant)],
     }
 
 
