@@ -15,7 +15,7 @@ cores. A first round, which is not counted, warms all up. Measured are
 
     tokens_per_second            tokens of all samples by the seconds of the work, without imports
     command                      the same by the seconds of the whole command, from its start to its end
-    after_the_proof              tokens_per_second without the proof of the server, which is done once after its start
+    after_the_proof              tokens_per_second without the proof of a server, done once after its start
     cpu_ms_per_1000_tokens       of the client, from its first request to its end
     process_cpu_s                of the client's whole process with its imports: what this many samples cost
 
