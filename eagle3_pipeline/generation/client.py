@@ -52,7 +52,7 @@ class GenerationClient:
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.sampling = sampling_of(settings)
+        self._settings = settings
         self._model = model
         self._also = also
         self._limit_s = settings.request_limit_s(settings.max_completion_tokens)
@@ -70,10 +70,14 @@ class GenerationClient:
     ) -> None:
         await self._connections.aclose()
 
-    async def ask(self, messages: list[Message]) -> Reply:
+    def sampling(self, *, greedy: bool = False) -> dict[str, Any]:
+        """The sampling settings of a question."""
+        return sampling_of(self._settings, greedy=greedy)
+
+    async def ask(self, messages: list[Message], *, greedy: bool = False) -> Reply:
         """The reply to a conversation; raises RequestRefused, Unanswered, ServerRefused and ServerError."""
         body = {"model": self._model, "messages": messages, "return_token_ids": True}
-        body |= {**self.sampling, **self._also}
+        body |= {**self.sampling(greedy=greedy), **self._also}
         blames_prompt = True
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, Unanswered) and error.again),
@@ -96,7 +100,7 @@ class GenerationClient:
         messages = [{"role": "user", "content": "Hello!"}]
         body = {"model": self._model, "messages": messages, "return_token_ids": True}
         try:
-            _judge(await self._send({**body, **self.sampling, "max_completion_tokens": 1}))
+            _judge(await self._send({**body, **self.sampling(), "max_completion_tokens": 1}))
         except (RequestRefused, Unanswered):
             return False
         return True
@@ -119,8 +123,13 @@ class GenerationClient:
             raise Unanswered(f"connection {type(error).__name__}", str(error), again=True) from error
 
 
-def sampling_of(settings: Generation) -> dict[str, Any]:
-    """The sampling settings of a request. No seed: vLLM's CPU backend dies of one."""
+def sampling_of(settings: Generation, *, greedy: bool = False) -> dict[str, Any]:
+    """The sampling settings of a request. No seed: vLLM's CPU backend dies of one.
+
+    `greedy` takes the likeliest token always, so nothing is left for nucleus and top-k to bound.
+    """
+    if greedy:
+        return {"max_completion_tokens": settings.max_completion_tokens, "temperature": 0.0}
     names = ("max_completion_tokens", "temperature", "top_p", "top_k")
     return {name: getattr(settings, name) for name in names}
 

@@ -146,7 +146,12 @@ def open_shard(lineage: Lineage, shard: str) -> Manifest | ShardGeneration:
     if (manifest := place.manifest()) is not None:
         remove_journal(place)
         return manifest
-    work = ShardGeneration(place, read_prompts(lineage.prompts(), plan.shards.index(shard), plan.per_shard))
+    prompts = lineage.prompts()
+    work = ShardGeneration(
+        place,
+        read_prompts(prompts, plan.shards.index(shard), plan.per_shard),
+        prompts.require().facts["validation"],
+    )
     if (manifest := place.manifest()) is not None:  # made by another process while we waited for its lock
         work.close()
         remove_journal(place)

@@ -24,8 +24,10 @@ from eagle3_pipeline.samples.screening import screen
 class Conversation:
     """A prompt with the samples that it has so far."""
 
-    def __init__(self, prompt: Prompt) -> None:
+    def __init__(self, prompt: Prompt, *, is_greedy: bool = False) -> None:
+        """`is_greedy`: its replies judge the draft, which is served greedily, so they are asked for so."""
         self.prompt = prompt
+        self.is_greedy = is_greedy
         self.samples: list[Sample] = []
         self.was_asked = False
         """In this call: if its server died, it may be the prompt that kills it."""

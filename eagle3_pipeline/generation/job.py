@@ -42,10 +42,9 @@ _BATCH_S = 0.2
 class Asks(Protocol):
     """What the job needs of a client."""
 
-    @property
-    def sampling(self) -> dict[str, Any]: ...
+    def sampling(self, *, greedy: bool = False) -> dict[str, Any]: ...
 
-    async def ask(self, messages: list[dict[str, str]]) -> Reply: ...
+    async def ask(self, messages: list[dict[str, str]], *, greedy: bool = False) -> Reply: ...
 
     async def answers(self) -> bool: ...
 
@@ -152,13 +151,14 @@ class Job:
 
     async def _ask(self, client: Asks, conversation: Conversation) -> Sample | None:
         """The next sample of a conversation, or None when its request was given up for this call."""
-        name = conversation.next_id
+        name, greedy = conversation.next_id, conversation.is_greedy
+        sampling = client.sampling(greedy=greedy)
         try:
-            reply = await client.ask(conversation.messages())
+            reply = await client.ask(conversation.messages(), greedy=greedy)
         except RequestRefused as refusal:
             self._breaker.replied()
             _logger.warning(f"{name} is refused by the server: {refusal}")
-            return conversation.add_refusal(str(refusal), client.sampling, self._server)
+            return conversation.add_refusal(str(refusal), sampling, self._server)
         except Unanswered as trouble:
             if trouble.may_be_the_prompt and await client.answers():
                 self._suspects.append((conversation, trouble))
@@ -171,7 +171,7 @@ class Job:
         self._begin_token.check(reply.prompt_token_ids, name)
         if self._states is not None:
             self._states.expect(name, reply.states_file)
-        return conversation.add_reply(reply, client.sampling, self._server)
+        return conversation.add_reply(reply, sampling, self._server)
 
     def _convict(self, client: Asks) -> None:
         """Refuse the prompts at which the server fails each time, once it has answered another one."""
@@ -180,7 +180,8 @@ class Job:
             _logger.warning(
                 f"{conversation.next_id} fails every time, and the server answers others: {trouble}"
             )
-            self._accept(conversation.add_refusal(str(trouble), client.sampling, self._server), conversation)
+            sampling = client.sampling(greedy=conversation.is_greedy)
+            self._accept(conversation.add_refusal(str(trouble), sampling, self._server), conversation)
 
     def _accept(self, sample: Sample, conversation: Conversation) -> None:
         self._pulse.replied(sample)

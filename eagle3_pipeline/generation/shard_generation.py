@@ -10,7 +10,7 @@ The journal's lock keeps a second process out of the shard. It is taken before a
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,10 +30,13 @@ JOURNAL_NAME = "replies.jsonl"
 class ShardGeneration:
     """A shard that is being made; a context manager that holds its lock."""
 
-    def __init__(self, place: Place, prompts: list[Prompt]) -> None:
-        """Open the shard and take up what is recorded; raises Busy and DamagedFile."""
+    def __init__(self, place: Place, prompts: list[Prompt], judges: Collection[str] = ()) -> None:
+        """Open the shard and take up what is recorded; raises Busy and DamagedFile.
+
+        `judges` are the ids of the prompts that judge the draft.
+        """
         self.place = place
-        self.conversations = [Conversation(prompt) for prompt in prompts]
+        self.conversations = [Conversation(one, is_greedy=one.prompt_id in judges) for one in prompts]
         self.started_at: float | None = None
         self.is_finished = False
         self._of_prompt = {one.prompt.prompt_id: one for one in self.conversations}

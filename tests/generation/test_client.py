@@ -47,10 +47,14 @@ class Asking:
             sleep=self._sleep,
         )
 
-    def ask(self, count: int = 1, on_trouble: Callable[[str], None] | None = None) -> list[Reply]:
+    def ask(
+        self, count: int = 1, on_trouble: Callable[[str], None] | None = None, greedy: bool = False
+    ) -> list[Reply]:
+        messages = [{"role": "user", "content": "hello"}]
+
         async def run() -> list[Reply]:
             async with self.client(on_trouble) as client:
-                asking = [client.ask([{"role": "user", "content": "hello"}]) for _ in range(count)]
+                asking = [client.ask(messages, greedy=greedy) for _ in range(count)]
                 return await asyncio.gather(*asking)
 
         return asyncio.run(run())
@@ -80,6 +84,15 @@ def test_a_request_asks_for_token_ids_with_the_recipes_sampling_and_without_a_se
         }
     ]
     assert reply == Reply([1, 5, 6], [11, 12, 2], "stop", "fine", "")
+
+
+def test_a_greedy_request_has_temperature_zero_and_leaves_out_what_bounds_sampling() -> None:
+    asking = Asking(ok)
+    asking.ask(greedy=True)
+    (sent,) = asking.sent
+    assert sent["temperature"] == 0
+    assert sent["max_completion_tokens"] == 64
+    assert not {"top_p", "top_k"} & sent.keys()
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])

@@ -25,9 +25,9 @@ def test_its_last_reply_gets_the_room_that_is_left_and_the_next_turn_is_refused_
                 try:
                     reply = await client.ask(conversation.messages())
                 except RequestRefused as refusal:
-                    conversation.add_refusal(str(refusal), client.sampling, "s")
+                    conversation.add_refusal(str(refusal), client.sampling(), "s")
                 else:
-                    conversation.add_reply(reply, client.sampling, "s")
+                    conversation.add_reply(reply, client.sampling(), "s")
 
     with stand_in(tmp_path, tiny_llama, "--max-model-len", str(CONTEXT), mean_tokens=30) as server:
         asyncio.run(converse(str(server.client.base_url)))

@@ -213,6 +213,19 @@ def test_a_few_refusals_that_come_before_any_reply_stop_nothing(tmp_path: Path) 
     assert len(samples_of(lineage)) == 40
 
 
+def test_prompts_that_judge_are_asked_greedily_in_every_turn_and_their_samples_say_so(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [2, 1, 1, 3, 1, 1], 3, judges=2)
+    client = Answers({"p1-t0": "refused"}, before=dies_after(1))
+    with pytest.raises(ServerDied):
+        run_job(lineage, client, slots=1)
+    client.before = lambda name: None
+    run_job(lineage, client)
+    assert set(client.asked_greedily) == {"p0-t0", "p0-t1", "p1-t0"}
+    assert len(client.asked) > len(client.asked_greedily)
+    greedy = {one.sample_id for one in samples_of(lineage) if one.sampling == {"temperature": 0.0}}
+    assert greedy == {"p0-t0", "p0-t1", "p1-t0"}
+
+
 def test_a_conversation_keeps_what_was_said_until_its_last_turn_is_recorded(tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [2], 1)
     work = open_shard(lineage, "p1-s000")

@@ -107,21 +107,26 @@ class Answers:
         delays: dict[str, int] | None = None,
         before: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.sampling: dict[str, Any] = {"temperature": 0.7}
         self.kinds = kinds or {}
         self.delays = delays or {}
         self.before = before
         self.asked: list[str] = []
+        self.asked_greedily: list[str] = []
         self.conversations: dict[str, list[Message]] = {}
         self.is_well = True
         self.running = 0
         self.fewest_running: list[int] = []
 
+    def sampling(self, *, greedy: bool = False) -> dict[str, Any]:
+        return {"temperature": 0.0 if greedy else 0.7}
+
     async def answers(self) -> bool:
         return self.is_well
 
-    async def ask(self, messages: list[Message]) -> Reply:
+    async def ask(self, messages: list[Message], *, greedy: bool = False) -> Reply:
         name = asked_id(messages)
+        if greedy:
+            self.asked_greedily.append(name)
         self.asked.append(name)
         self.conversations[name] = messages
         self.running += 1
