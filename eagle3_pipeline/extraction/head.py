@@ -5,6 +5,7 @@ states [R, H] --norm--> [R, H] --head--> logits [R, V] --sampling settings--> li
 R states, H hidden size, V tokens of the target; logits are made in blocks of tokens, whatever V is
 """
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,12 @@ class Head:
         """The head of the model in `model`; raises BadInput."""
         return cls(read_target_weights(model), penalised=_penalises(model))
 
+    def to(self, device: torch.device) -> Self:
+        """The same head on another device; states are then to be there, too."""
+        moved = copy.copy(self)
+        moved._norm, moved._head = self._norm.to(device), self._head.to(device)
+        return moved
+
     def outlook(self, states: torch.Tensor, temperature: float, top_p: float, top_k: int) -> Outlook:
         """What comes after `states` `[R, H]` (before the norm) for these sampling settings, as in vLLM.
 
@@ -62,7 +69,8 @@ class Head:
         """
         normed = self._normed(states)
         wanted = top_k if top_k > 0 else _CANDIDATES if top_p < 1 else 1
-        best = _Likeliest(len(states), min(wanted, len(self._head)), with_total=top_k <= 0)
+        wanted = min(wanted, len(self._head))
+        best = _Likeliest(len(states), wanted, with_total=top_k <= 0, device=states.device)
         size = max(wanted, _LOGITS_BYTES // (4 * len(states)))
         for start in range(0, len(self._head), size):
             best.add(self._logits(normed, self._head[start : start + size]).div_(temperature), start)
@@ -83,11 +91,12 @@ class Head:
 class _Likeliest:
     """The largest logits of rows whose logits come in blocks, and the sum of all exponentials."""
 
-    def __init__(self, rows: int, wanted: int, *, with_total: bool) -> None:
+    def __init__(self, rows: int, wanted: int, *, with_total: bool, device: torch.device) -> None:
         self._wanted = wanted
-        self._values = torch.empty(rows, 0)
-        self.tokens = torch.empty(rows, 0, dtype=torch.int64)
-        self._total = torch.zeros(rows, 1) if with_total else None  # of exp(logit - the largest one)
+        self._values = torch.empty(rows, 0, device=device)
+        self.tokens = torch.empty(rows, 0, dtype=torch.int64, device=device)
+        # Of exp(logit - the largest one).
+        self._total = torch.zeros(rows, 1, device=device) if with_total else None
 
     def add(self, logits: torch.Tensor, first_token: int) -> None:
         """Take the logits `[R, block]` of the tokens from `first_token` on; they are overwritten."""
@@ -130,7 +139,7 @@ def _share_kept(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     Where these do not reach `top_p`, the rest are many small ones that end very near to it.
     """
     if top_p >= 1:
-        return torch.ones(len(probabilities))
+        return torch.ones(len(probabilities), device=probabilities.device)
     sums = probabilities.cumsum(dim=1)
     kept = sums - probabilities < top_p
     return torch.where(kept, probabilities, 0.0).sum(dim=1).clamp_(min=top_p)

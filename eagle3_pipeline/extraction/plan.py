@@ -14,6 +14,8 @@ class PlannedSample:
     sample_id: str
     token_ids: list[int]
     loss_mask: list[int]
+    is_greedy: bool = False
+    """Whether the target took its likeliest token each time."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +46,6 @@ def plan_shard(
         if not any(mask):
             skipped["completion_cut_off"] += 1
             continue
-        planned.append(PlannedSample(sample.sample_id, sample.token_ids[:tokens], mask))
+        is_greedy = sample.sampling.get("temperature") == 0
+        planned.append(PlannedSample(sample.sample_id, sample.token_ids[:tokens], mask, is_greedy))
     return ShardPlan(planned, dict(skipped))

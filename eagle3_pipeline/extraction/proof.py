@@ -14,8 +14,8 @@ from eagle3_pipeline.extraction.capture import Captured, SampleRefusedError
 from eagle3_pipeline.extraction.checks import reason_against
 from eagle3_pipeline.extraction.inspection import Fetch, require_same
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import PlannedSample
+from eagle3_pipeline.extraction.shard_meaning import ShardMeaning
 from eagle3_pipeline.shards.format import ShardLayout
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +30,11 @@ def chosen(samples: Sequence[PlannedSample], wanted: int = SAMPLES) -> list[Plan
 
 
 async def prove(
-    samples: Sequence[PlannedSample], fetch: Fetch, layout: ShardLayout, meaning: Meaning, known: LayerTable
+    samples: Sequence[PlannedSample],
+    fetch: Fetch,
+    layout: ShardLayout,
+    meaning: ShardMeaning,
+    known: LayerTable,
 ) -> None:
     """Raise QualityError unless the server captures right states of `samples`; `known` may still be empty.
 
@@ -49,7 +53,11 @@ async def prove(
 
 
 async def _complaint(
-    samples: Sequence[PlannedSample], fetch: Fetch, layout: ShardLayout, meaning: Meaning, known: LayerTable
+    samples: Sequence[PlannedSample],
+    fetch: Fetch,
+    layout: ShardLayout,
+    meaning: ShardMeaning,
+    known: LayerTable,
 ) -> str | None:
     table = LayerTable(layout.layer_ids)
     unusable: dict[str, str] = {}
@@ -89,7 +97,7 @@ def _looked_at(
     batched: Captured | str,
     single: Captured | str,
     layout: ShardLayout,
-    meaning: Meaning,
+    meaning: ShardMeaning,
     table: LayerTable,
 ) -> str | None:
     """Why a sample is unusable; else what its states mean and look like is counted.

@@ -18,13 +18,13 @@ from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.measurement import SAMPLES_MEASURED, measure
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan, plan_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
 from eagle3_pipeline.extraction.quarantine import Quarantine
 from eagle3_pipeline.extraction.shard_extraction import ShardExtraction
+from eagle3_pipeline.extraction.shard_meaning import ShardMeaning
 from eagle3_pipeline.extraction.space import SpaceWatch
 from eagle3_pipeline.extraction.stream import Bounds, stream
 from eagle3_pipeline.lineage import Lineage
@@ -146,7 +146,7 @@ class ExtractionRun:
         """Prove a server once after its start: its log, which is its own alone, says so to later steps."""
         proven = log.with_name(f"{log.name}.proven")
         if not proven.exists() and (samples := await self._some(SAMPLES)):
-            meaning = self._meaning(len(samples))
+            meaning = self._meaning(samples)
             await prove(samples, fetch, self._layout, meaning, self._table)
             if len(samples) == SAMPLES:
                 write_json(proven, meaning.facts())
@@ -169,7 +169,7 @@ class ExtractionRun:
                 plan,
                 self._layout,
                 int(self._settings.part_gib * 2**30),
-                meaning=self._meaning(len(plan.samples)),
+                meaning=self._meaning(plan.samples),
                 table=self._table,
                 space=self._space,
                 quarantine=self._quarantine,
@@ -184,16 +184,9 @@ class ExtractionRun:
             without_last=self._settings.while_generating,
         )
 
-    def _meaning(self, samples: int) -> Meaning:
-        generation = self._lineage.recipe.generation
-        return Meaning(
-            self._head,
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            samples=samples,
-            seed=self._lineage.recipe.prompts.seed,
-        )
+    def _meaning(self, samples: list[PlannedSample]) -> ShardMeaning:
+        recipe = self._lineage.recipe
+        return ShardMeaning(self._head, samples, recipe.generation, recipe.prompts.seed)
 
 
 def _table_path(lineage: Lineage) -> Path:

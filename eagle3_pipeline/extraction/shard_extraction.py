@@ -11,9 +11,9 @@ import torch
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.extraction.inspection import Outcome
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
 from eagle3_pipeline.extraction.quarantine import Quarantine
+from eagle3_pipeline.extraction.shard_meaning import ShardMeaning, since
 from eagle3_pipeline.extraction.space import SpaceWatch
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.shards.format import ShardLayout, bytes_of_sample
@@ -32,7 +32,7 @@ class ShardExtraction:
         layout: ShardLayout,
         part_bytes: int,
         *,
-        meaning: Meaning,
+        meaning: ShardMeaning,
         table: LayerTable,
         space: SpaceWatch,
         quarantine: Quarantine,
@@ -124,7 +124,7 @@ class ShardExtraction:
         counts, before = self._counts(), self._noted
         self._noted = counts
         return {
-            "meaning": {name: value - before["meaning"][name] for name, value in counts["meaning"].items()},
+            "meaning": since(counts["meaning"], before["meaning"]),
             "retried": counts["retried"] - before["retried"],
             "compared": counts["compared"] - before["compared"],
         }

@@ -83,7 +83,7 @@ def test_all_missing_shards_are_made_through_one_server_in_order(server: StandIn
         facts = manifest.facts
         assert (facts["samples"], facts["tokens"]) == (PER_SHARD, tokens)
         assert (facts["precision"], facts["layers"]) == ("bf16", list(LAYERS))
-        assert facts["meaning"]["agreed_share"] == 1.0
+        assert facts["meaning"]["sampled"]["agreed_share"] == 1.0
         assert facts["parts"] == len(manifest.files) > 1
         assert (facts["quarantined"], facts["skipped"]) == ({}, {})
         assert lineage.hidden_state_shards(shard).verify() == manifest

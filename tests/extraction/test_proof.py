@@ -10,9 +10,10 @@ from eagle3_pipeline.errors import QualityError, ServerDied
 from eagle3_pipeline.extraction.capture import Captured, SampleRefusedError
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning
 from eagle3_pipeline.extraction.plan import PlannedSample
 from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
+from eagle3_pipeline.extraction.shard_meaning import ShardMeaning
+from eagle3_pipeline.recipe.generation import Generation
 from eagle3_pipeline.shards.format import ShardLayout
 from tests.extraction.build import HIDDEN, LAYERS
 from tests.extraction.target import TARGET, make_target
@@ -48,8 +49,8 @@ def _prove(
     return asked
 
 
-def _meaning(head: Head) -> Meaning:
-    return Meaning(head, temperature=0.7, top_p=1.0, top_k=-1, samples=8, seed=0)
+def _meaning(head: Head) -> ShardMeaning:
+    return ShardMeaning(head, chosen(ALL), Generation(), seed=0)
 
 
 @pytest.fixture(scope="module")
