@@ -15,6 +15,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.extraction import Kept, Precision
 from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
 from eagle3_pipeline.samples.folder_bytes import bytes_below
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, trained_of_prompts
 from eagle3_pipeline.shards.consumption import consumption
 from eagle3_pipeline.shards.format import ShardLayout
 
@@ -29,7 +30,7 @@ FORMS: dict[str, tuple[Precision, Kept]] = {
 
 @dataclass(frozen=True)
 class ShardLengths:
-    """One shard: tokens of (prompt, prompt + completion) of each sample that trains."""
+    """One shard: tokens of (prompt, prompt + completion) of each sample that trains or judges."""
 
     shard: str
     lengths: list[tuple[int, int]]
@@ -39,6 +40,8 @@ class ShardLengths:
     """Bytes of the parts of a shard that is not finished yet."""
     captured: int = 0
     """Bytes of the files that came with its replies and wait for the shard."""
+    judging: int = 0
+    """So many of `lengths`, the first ones, are of samples that judge the draft."""
 
     def tokens(self, longest: int) -> int:
         """Tokens to extract when samples are cut to `longest`."""
@@ -78,6 +81,11 @@ class BytePlan:
     def sizes(self) -> list[int]:
         """Bytes of the states of each shard."""
         return [self._bytes_of(one) for one in self.shards]
+
+    @property
+    def validation_bytes(self) -> int:
+        """Bytes of the states of the samples that judge."""
+        return sum(self._bytes_of(replace(one, lengths=one.lengths[: one.judging])) for one in self.shards)
 
     @cached_property
     def missing(self) -> list[int]:
@@ -144,17 +152,36 @@ def byte_plan(lineage: Lineage, shards: list[ShardLengths]) -> BytePlan:
 
 def shard_lengths(lineage: Lineage, shard: str, lengths: list[tuple[int, int]]) -> ShardLengths:
     """Lengths of a shard, with what of its states lies on the disk."""
+    missing = ShardLengths(shard, lengths, is_extracted=False, judging=_judging(lineage, shard, len(lengths)))
     captured = _captured(lineage, shard)
     try:
         place = lineage.hidden_state_shards(shard)
     except MissingInput:  # no samples, so no states
-        return ShardLengths(shard, lengths, is_extracted=False, captured=captured)
+        return replace(missing, captured=captured)
     if consumption(place.folder) is not None:  # deleted; whoever plans anew makes them anew
-        return ShardLengths(shard, lengths, is_extracted=False)
+        return missing
     if place.manifest() is not None:
-        return ShardLengths(shard, lengths, is_extracted=True)
+        return replace(missing, is_extracted=True)
     parts = sum(part.stat().st_size for part in place.folder.glob("part-*.safetensors"))
-    return ShardLengths(shard, lengths, is_extracted=False, written=parts, captured=captured)
+    return replace(missing, written=parts, captured=captured)
+
+
+def _judging(lineage: Lineage, shard: str, samples: int) -> int:
+    """How many samples of a shard judge: those of the first prompts of all, so the first ones.
+
+    Of a shard that is not made one for each of these prompts is expected.
+    """
+    recipe = lineage.recipe
+    if shard != recipe.prompts.shards[0]:
+        return 0
+    try:
+        place, prompts = lineage.synthetic_samples(shard), lineage.prompts().require()
+    except MissingInput:
+        return min(recipe.prompts.validation_prompts, samples)
+    if place.manifest() is None:
+        return min(recipe.prompts.validation_prompts, samples)
+    judges = set(prompts.facts["validation"])
+    return trained_of_prompts(place.folder / SAMPLES_NAME, recipe.generation.train_truncated, judges)
 
 
 def _captured(lineage: Lineage, shard: str) -> int:

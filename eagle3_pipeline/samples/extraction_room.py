@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.samples.byte_plan import byte_plan, shard_lengths
+from eagle3_pipeline.samples.byte_plan import BytePlan, byte_plan, shard_lengths
 from eagle3_pipeline.samples.fitting import Fit
 from eagle3_pipeline.samples.folder_bytes import bytes_below
 from eagle3_pipeline.samples.leftovers import what_to_delete
@@ -20,12 +20,7 @@ def require_room_for(lineage: Lineage, shards: list[str]) -> None:
     """
     if not shards:
         return
-    train_truncated = lineage.recipe.generation.train_truncated
-    lengths = {
-        shard: trained_lengths(lineage.synthetic_samples(shard).folder / SAMPLES_NAME, train_truncated)
-        for shard in shards
-    }
-    plan = byte_plan(lineage, [shard_lengths(lineage, *one) for one in lengths.items()])
+    plan = _plan_of(lineage, shards)
     fit = Fit.of(lineage, plan)
     copy = _validation_bytes(lineage)
     if plan.at_once + copy <= max(fit.room.bytes, 0):
@@ -36,6 +31,15 @@ def require_room_for(lineage: Lineage, shards: list[str]) -> None:
         f"The hidden states of {names} still take {gib(plan.at_once)}{what}, but {fit.room.why}. Finished "
         f"shards and parts stand. Ways out: {'; '.join(_ways_out(lineage, fit, shards))}."
     )
+
+
+def _plan_of(lineage: Lineage, shards: list[str]) -> BytePlan:
+    train_truncated = lineage.recipe.generation.train_truncated
+    lengths = {
+        shard: trained_lengths(lineage.synthetic_samples(shard).folder / SAMPLES_NAME, train_truncated)
+        for shard in shards
+    }
+    return byte_plan(lineage, [shard_lengths(lineage, *one) for one in lengths.items()])
 
 
 def _ways_out(lineage: Lineage, fit: Fit, shards: list[str]) -> Iterator[str]:
@@ -68,5 +72,4 @@ def _validation_bytes(lineage: Lineage) -> int:
             return 0
     except MissingInput:  # nothing is trained before there is a vocabulary
         pass
-    facts = lineage.sample_audit().require().facts
-    return int(facts["bytes_of_states"] * lineage.recipe.training.validation_share)
+    return _plan_of(lineage, list(waves[0][:1])).validation_bytes  # they are all in the first shard

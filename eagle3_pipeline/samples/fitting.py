@@ -24,7 +24,6 @@ class Fit:
 
     plan: BytePlan
     waves: int | str
-    validation_share: float
     room: StateRoom
     layers_are_fixed: bool = False
     """A base draft takes in these layers and no others."""
@@ -46,7 +45,6 @@ class Fit:
         return cls(
             plan,
             recipe.extraction.waves,
-            recipe.training.validation_share,
             room,
             layers_are_fixed=recipe.base_draft is not None,
             leftovers=tuple(leftovers(lineage)),
@@ -55,7 +53,7 @@ class Fit:
     @cached_property
     def wave_plan(self) -> WavePlan:
         """The waves, whether they fit or not."""
-        return plan_waves(self.plan, self.waves, self.validation_share, self.room.bytes)
+        return plan_waves(self.plan, self.waves, self.room.bytes)
 
     @property
     def fits(self) -> bool:

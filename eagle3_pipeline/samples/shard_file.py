@@ -7,7 +7,7 @@ new count or setting is no new column type.
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,22 @@ def trained_lengths(path: Path, train_truncated: bool) -> list[tuple[int, int]]:
         for verdict, prompt, completion in zip(verdicts, *lengths, strict=True)
         if verdict_trains(verdict, train_truncated)
     ]
+
+
+def trained_of_prompts(path: Path, train_truncated: bool, prompts: Collection[str]) -> int:
+    """How many of the samples that train are replies to these prompts, without reading the tokens.
+
+    Raises DamagedFile.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path, columns=["prompt_id", "verdict"]).to_pylist()
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise _damaged(path, error) from error
+    trained = (row for row in rows if verdict_trains(row["verdict"], train_truncated))
+    return sum(row["prompt_id"] in prompts for row in trained)
 
 
 def _damaged(path: Path, error: Exception) -> DamagedFile:

@@ -1,8 +1,8 @@
 """How the shards of a run are split into waves that fit the disk, one after the other.
 
 A wave is a contiguous run of shards: its states are extracted, trained on and deleted before those of
-the next one are written. On the disk at the same time lie one wave and the validation samples, which
-are kept throughout. All at once is one wave, and nothing is deleted.
+the next one are written. On the disk at the same time lie one wave and a copy of the validation samples,
+which is kept throughout. All at once is one wave, and nothing is deleted.
 
     shards   s0 s1 s2 s3 s4 s5 s6          3 waves: [s0 s1 s2] [s3 s4] [s5 s6]
 
@@ -24,7 +24,7 @@ class WavePlan:
     needed: int
 
 
-def plan_waves(plan: BytePlan, waves: int | str, validation_share: float, room: int) -> WavePlan:
+def plan_waves(plan: BytePlan, waves: int | str, room: int) -> WavePlan:
     """So many waves as `waves` says, at most one per shard; for `auto` the fewest that fit into `room` bytes.
 
     A plan that does not fit is returned all the same: where `auto` finds none, the one with a shard per
@@ -35,7 +35,7 @@ def plan_waves(plan: BytePlan, waves: int | str, validation_share: float, room: 
     fewest = min(max(1, -(-sum(plan.missing) // max(room, 1))), most)
     counts = range(fewest, most + 1) if waves == "auto" else [min(int(waves), most)]
     for count in counts:
-        found = _cut(plan, count, validation_share)
+        found = _cut(plan, count)
         if found.needed <= room:
             break
     return found
@@ -50,16 +50,14 @@ def split(sizes: Sequence[int], count: int) -> list[range]:
     return list(_ranges(sizes, count, low))
 
 
-def _cut(plan: BytePlan, count: int, validation_share: float) -> WavePlan:
+def _cut(plan: BytePlan, count: int) -> WavePlan:
     names = [one.shard for one in plan.shards]
     if count == 1:
         return WavePlan([names], plan.at_once)
     # By the bytes of whole shards: what lies on the disk at this moment must not move a border.
     ranges = split(plan.sizes, count)
     largest = max(sum(plan.missing[number] for number in one) for one in ranges)
-    # Validation samples are drawn from the first wave: their share of the whole set, at most half of it.
-    kept = min(int(plan.bytes * validation_share), sum(plan.sizes[number] for number in ranges[0]) // 2)
-    return WavePlan([[names[number] for number in one] for one in ranges], largest + kept)
+    return WavePlan([[names[number] for number in one] for one in ranges], largest + plan.validation_bytes)
 
 
 def _fill(sizes: Sequence[int], most: int) -> int:

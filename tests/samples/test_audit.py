@@ -36,7 +36,7 @@ def make_samples(
     samples = [
         Sample(
             sample_id=f"{shard}-{number}-t0",
-            prompt_id=f"{shard}-{number}",
+            prompt_id=f"p{int(shard[-3:]) * len(verdicts) + number}",
             turn=0,
             prompt_token_ids=[1] * tokens[0],
             completion_token_ids=[] if verdict == "refused" else [5] * length,
@@ -285,8 +285,8 @@ def test_in_waves_a_set_passes_that_does_not_fit_at_once_and_the_plan_names_each
     tmp_path: Path,
 ) -> None:
     extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 3, **NOTHING_ON_ITS_WAY}
-    lineage = make_run(tmp_path, *[["good"] * 10] * 5, extraction=extraction)
-    facts = audit_samples(budget(lineage, 3 * 6400)).facts  # two shards and the validation samples
+    lineage = make_run(tmp_path, *[["good"] * 10] * 5, extraction=extraction, judges=5)
+    facts = audit_samples(budget(lineage, 3 * 6400)).facts  # two shards, and half of one that judges
     waves = [["p10-s000", "p10-s001"], ["p10-s002", "p10-s003"], ["p10-s004"]]
     assert (facts["waves"], facts["passes"]) == (waves, 3)
 

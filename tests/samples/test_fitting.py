@@ -19,16 +19,20 @@ from eagle3_pipeline.shards.format import ShardLayout
 from tests.generation.world import make_lineage
 
 GIB = 2**30
-# 10 shards of 1,000 samples, 200 prompt and 800 completion tokens each: 10 million tokens of 4 x 4096.
+# 10 shards of 1,000 samples, 200 prompt and 800 completion tokens each: 10 million tokens of 4 x 4096. Half
+# of the first shard judges: 15 GiB.
 PLAN = BytePlan(
-    [ShardLengths(f"s{number}", [(200, 1000)] * 1000, is_extracted=False) for number in range(10)],
+    [
+        ShardLengths(f"s{number}", [(200, 1000)] * 1000, is_extracted=False, judging=0 if number else 500)
+        for number in range(10)
+    ],
     longest=4096,
     layout=ShardLayout((1, 2, 3, 4), 4096, "m"),
 )
 
 
 def fit_of(gib: float, waves: int | str = 1, plan: BytePlan = PLAN) -> Fit:
-    return Fit(plan, waves, 0.05, StateRoom(int(gib * GIB), f"{gib} GiB are free"))
+    return Fit(plan, waves, StateRoom(int(gib * GIB), f"{gib} GiB are free"))
 
 
 def test_each_form_has_its_bytes() -> None:

@@ -32,7 +32,7 @@ def _states_of_tests_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(tmp_path: Path, extraction: dict[str, Any] = WAVES, **sections: Any) -> Lineage:
     """Three shards of samples with their audit and vocabulary."""
-    lineage = make_lineage(tmp_path, [1] * 30, 10, extraction=extraction, **sections)
+    lineage = make_lineage(tmp_path, [1] * 30, 10, judges=3, extraction=extraction, **sections)
     for shard in lineage.recipe.shards:
         if lineage.synthetic_samples(shard).manifest() is None:
             make_samples(lineage, shard, ["good"] * 10)
@@ -129,8 +129,8 @@ def test_the_shards_asked_for_need_room_beside_what_the_training_before_left(
     before = made(tmp_path)
     folder = train_first_wave(before)
     early = extract(before, SECOND).folder
-    lineage = made(tmp_path, training={"seed": 1, "validation_share": 0.1})
-    needed = SHARD_BYTES + 3 * SHARD_BYTES // 10
+    lineage = made(tmp_path, training={"seed": 1})
+    needed = SHARD_BYTES + 3 * SHARD_BYTES // 10  # with the copy of three samples that judge
     free(monkeypatch, lineage, needed - 1)
     with pytest.raises(NotEnoughRoom) as refusal:
         require_room_for(lineage, [FIRST])

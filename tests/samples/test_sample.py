@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.samples import Sample, read_samples, write_samples
-from eagle3_pipeline.samples.shard_file import iter_samples, trained_lengths
+from eagle3_pipeline.samples.shard_file import iter_samples, trained_lengths, trained_of_prompts
 
 
 def make_sample(**changes: Any) -> Sample:
@@ -85,7 +85,9 @@ def test_a_damaged_shard_file_says_so_and_what_to_do(tmp_path: Path) -> None:
 def test_lengths_are_known_without_reading_the_tokens(tmp_path: Path, train_truncated: bool) -> None:
     verdicts = ("good", "truncated", "empty", "refused", "good")
     samples = [
-        make_sample(sample_id=f"a-t{turn}", completion_token_ids=[7] * turn, verdict=verdict)
+        make_sample(
+            sample_id=f"a-t{turn}", prompt_id=f"p{turn}", completion_token_ids=[7] * turn, verdict=verdict
+        )
         for turn, verdict in enumerate(verdicts)
     ]
     path = tmp_path / "samples.parquet"
@@ -93,9 +95,12 @@ def test_lengths_are_known_without_reading_the_tokens(tmp_path: Path, train_trun
     assert trained_lengths(path, train_truncated) == [
         (len(one.prompt_token_ids), len(one.token_ids)) for one in samples if one.trains(train_truncated)
     ]
+    assert trained_of_prompts(path, train_truncated, {"p0", "p1", "p2"}) == 1 + train_truncated
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DamagedFile, match="make the shard again"):
         trained_lengths(path, train_truncated)
+    with pytest.raises(DamagedFile, match="make the shard again"):
+        trained_of_prompts(path, train_truncated, {"p0"})
 
 
 def test_a_shard_file_loads_with_datasets(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Waves: contiguous, complete, as even as can be, and as few as fit."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,16 @@ from eagle3_pipeline.shards.format import ShardLayout
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
-def plan_of(sizes: list[int], extracted: int = 0) -> BytePlan:
-    """Shards of so many tokens of four bytes; the first ones may be extracted already."""
+def plan_of(sizes: list[int], extracted: int = 0, judging: int = 0) -> BytePlan:
+    """Shards of so many tokens of four bytes; the first ones may be extracted already.
+
+    Each sample is one token; the first `judging` ones judge.
+    """
     shards = [
-        ShardLengths(f"s{number}", [(0, size)] if size else [], is_extracted=number < extracted)
+        ShardLengths(f"s{number}", [(0, 1)] * size, is_extracted=number < extracted)
         for number, size in enumerate(sizes)
     ]
+    shards[0] = replace(shards[0], judging=judging)
     return BytePlan(shards, longest=10**6, layout=ShardLayout((1, 2), 1, "m"))
 
 
@@ -40,12 +45,12 @@ def test_a_split_is_contiguous_complete_without_empty_ranges_and_its_largest_is_
     assert largest(sizes, found) == min(largest(sizes, way) for way in ways)
 
 
-@given(SIZES, st.integers(1, 400), st.floats(0.01, 0.4))
-def test_auto_takes_the_fewest_waves_that_fit(sizes: list[int], room: int, share: float) -> None:
-    plan = plan_of(sizes)
-    found = plan_waves(plan, "auto", share, room)
+@given(SIZES, st.integers(1, 400), st.integers(0, 25))
+def test_auto_takes_the_fewest_waves_that_fit(sizes: list[int], room: int, judging: int) -> None:
+    plan = plan_of(sizes, judging=judging)
+    found = plan_waves(plan, "auto", room)
     counts = range(1, len(sizes) + 1)
-    fitting = [count for count in counts if plan_waves(plan, count, share, room).needed <= room]
+    fitting = [count for count in counts if plan_waves(plan, count, room).needed <= room]
     assert len(found.waves) == (min(fitting) if fitting else len(sizes))
     assert (found.needed <= room) == bool(fitting)
 
@@ -62,28 +67,36 @@ def test_auto_takes_the_fewest_waves_that_fit(sizes: list[int], room: int, share
 def test_so_many_waves_as_asked_for_at_most_one_per_shard(
     sizes: list[int], waves: int, expected: list[int]
 ) -> None:
-    plan = plan_waves(plan_of(sizes), waves, 0.1, 10**9)
+    plan = plan_waves(plan_of(sizes), waves, 10**9)
     assert [len(wave) for wave in plan.waves] == expected
     assert [name for wave in plan.waves for name in wave] == [f"s{number}" for number in range(len(sizes))]
 
 
-def test_validation_samples_lie_beside_every_wave_but_never_take_more_than_half_of_the_first() -> None:
-    plan = plan_of([10] * 10)  # 40 bytes each
-    assert plan_waves(plan, 1, 0.1, 0).needed == 400
-    assert plan_waves(plan, 2, 0.1, 0).needed == 200 + 40
-    assert plan_waves(plan, 10, 0.1, 0).needed == 40 + 20
+def test_a_copy_of_the_samples_that_judge_lies_beside_every_wave_but_not_beside_all_states_at_once() -> None:
+    plan = plan_of([10] * 10, judging=3)  # 40 bytes each
+    assert plan.validation_bytes == 12
+    assert plan_waves(plan, 1, 0).needed == 400
+    assert plan_waves(plan, 2, 0).needed == 200 + 12
+    assert plan_waves(plan, 10, 0).needed == 40 + 12
+
+
+def test_samples_that_judge_count_with_what_is_extracted_of_them() -> None:
+    lengths = [(2, 9), (9, 12), (3, 6)]
+    shard = ShardLengths("s0", lengths, is_extracted=False, judging=2)
+    plan = BytePlan([shard], longest=8, layout=ShardLayout((1, 2), 1, "m"))
+    assert plan.validation_bytes == 8 * 4  # nothing is left of the reply of the second
 
 
 def test_states_that_are_there_already_ask_for_no_wave_of_their_own() -> None:
-    assert len(plan_waves(plan_of([10] * 4), "auto", 0.1, 80).waves) == 4
-    assert len(plan_waves(plan_of([10] * 4, extracted=3), "auto", 0.1, 80).waves) == 1
+    assert len(plan_waves(plan_of([10] * 4, judging=4), "auto", 80).waves) == 4
+    assert len(plan_waves(plan_of([10] * 4, extracted=3), "auto", 80).waves) == 1
 
 
 def test_the_borders_of_waves_do_not_move_with_what_lies_on_the_disk() -> None:
     sizes = [10, 30, 20, 10, 30, 20]
-    anew = plan_waves(plan_of(sizes), 3, 0.1, 10**9)
+    anew = plan_waves(plan_of(sizes), 3, 10**9)
     assert [len(wave) for wave in anew.waves] == [2, 2, 2]
     for extracted in range(1, 6):
-        assert plan_waves(plan_of(sizes, extracted), 3, 0.1, 10**9).waves == anew.waves
-    # The third wave of 200 bytes is still to come, and 10 % of the 480 are for validation.
-    assert plan_waves(plan_of(sizes, extracted=4), 3, 0.1, 10**9).needed == 200 + 48
+        assert plan_waves(plan_of(sizes, extracted), 3, 10**9).waves == anew.waves
+    # The third wave of 200 bytes is still to come, and the copy of the samples that judge.
+    assert plan_waves(plan_of(sizes, extracted=4, judging=5), 3, 10**9).needed == 200 + 20
