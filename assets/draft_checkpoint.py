@@ -1,16 +1,19 @@
 """draft_checkpoint: the trained draft."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
-from assets.identity import identity, partition_key
+from assets.identity import asset_key, identity, partition_key
 from assets.outcome import outcome
 from assets.step import RETRIES, step
 from eagle3_pipeline.manifest import Manifest, Place
-from eagle3_pipeline.plots import lines, markdown_image
+from eagle3_pipeline.plots import bars, curves, lines, markdown_image
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.training.events import Listener
+from eagle3_pipeline.training.observations import Observations
 from eagle3_pipeline.training.training import train_draft
 from eagle3_pipeline.waves import TurnRecord
 from resources import GpuPartitions, Storage
@@ -28,16 +31,29 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
 
         A stopped training goes on from its last checkpoint. The best checkpoint is chosen by the
         acceptance length that it would have in serving, on samples that were never trained on. In
-        waves, each materialisation trains on the next one, and the last one makes the draft.
+        waves, each materialisation trains on the next one, and the last one makes the draft. Of several
+        alternatives, the one with the longest acceptance goes on.
         """
-        lineage = storage.lineage(recipe)
+        lineage, shards = storage.lineage(recipe), _shards_of_run(context.run.tags, recipe)
         with step():
-            made = train_draft(lineage, gpus.training(recipe), _shards_of_run(context.run.tags, recipe))
+            made = train_draft(lineage, gpus.training(recipe), shards, _observe(context, recipe))
             if isinstance(made, TurnRecord):
                 return _outcome_of_turn(made, lineage.draft_checkpoint())
             return outcome(lineage.draft_checkpoint(), made, **_pictures(made))
 
     return draft_checkpoint
+
+
+def _observe(context: dg.AssetExecutionContext, recipe: Recipe) -> Listener:
+    """Shows how the training goes, in at most a hundred observations."""
+    chosen = Observations(max(1, len(recipe.training.sweep)))
+    key = asset_key(recipe, "draft_checkpoint")
+
+    def on_event(event: dict[str, Any]) -> None:
+        if (values := chosen.of(event)) is not None:
+            context.log_event(dg.AssetObservation(key, metadata=values))
+
+    return on_event
 
 
 def _shards_of_run(tags: Mapping[str, str], recipe: Recipe) -> tuple[str, ...] | None:
@@ -57,6 +73,32 @@ def _outcome_of_turn(record: TurnRecord, place: Place) -> dg.MaterializeResult:
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:
-    curve = manifest.facts["loss_curve"]
-    image = lines(curve["steps"], {"loss": curve["loss"]}, "Training loss", "step")
-    return {"loss_plot": dg.MetadataValue.md(markdown_image(image, "training loss by step"))}
+    facts = manifest.facts
+    loss, held_out = facts["loss_curve"], facts["validation_curve"]
+    length, by_position = "acceptance_length", facts["simulated_acceptance_by_position"]
+    drawn = {
+        "loss_plot": lines(loss["steps"], {"loss": loss["loss"]}, "Training loss", "step"),
+        "acceptance_plot": lines(
+            held_out["epochs"], {length: held_out[length]}, "Acceptance length on held-out samples", "epoch"
+        ),
+        "position_plot": bars(by_position, "Simulated acceptance by position", "position"),
+    }
+    rows = facts.get("sweep", ())
+    measured = {one["alternative"]: one["validation_curve"] for one in rows if one["validation_curve"]}
+    if rows:
+        series = {name: (curve["steps"], curve[length]) for name, curve in measured.items()}
+        drawn["sweep_plot"] = curves(series, "Acceptance length of the alternatives", "step")
+    images = {name: markdown_image(png, name.replace("_", " ")) for name, png in drawn.items()}
+    pictures: dict[str, Any] = {name: dg.MetadataValue.md(image) for name, image in images.items()}
+    return pictures | ({"sweep": _table(rows)} if rows else {})
+
+
+def _table(rows: list[dict[str, Any]]) -> dg.TableMetadataValue:
+    """The alternatives, the longest acceptance first; those that failed at the end."""
+    ranked = sorted(rows, key=lambda one: -(one["acceptance_length"] or 0))
+    return dg.MetadataValue.table([dg.TableRecord(_line(one)) for one in ranked])
+
+
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in row.items() if name != "validation_curve"}
+    return {**plain, "settings": json.dumps(row["settings"]), "failed": row["failed"] or ""}

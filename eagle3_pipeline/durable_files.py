@@ -81,6 +81,17 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put a file that is never written in place again at a second path, in place of what is there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+        fsync_file(target)
+
+
 def require_free_bytes(
     folder: Path,
     wanted: int,

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_pipeline.errors import MissingInput, NotEnoughRoom
+from eagle3_pipeline.alternatives import alternatives
+from eagle3_pipeline.errors import MissingInput, NotEnoughRoom, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, read_manifest
 from eagle3_pipeline.room import expected_plan, known_lengths
 from eagle3_pipeline.samples.byte_plan import BytePlan
 from eagle3_pipeline.samples.extraction_room import require_room_for
 from eagle3_pipeline.samples.fitting import Fit
-from eagle3_pipeline.waves import next_turn, records, turns
+from eagle3_pipeline.waves import is_trained, next_turn, records, turns
 
 Lengths = dict[str, list[tuple[int, int]]]
 
@@ -75,12 +76,18 @@ def forecast(lineage: Lineage) -> Forecast:
         Phase("extraction", extraction, _speed(lineage, "hidden_state_shards", "captured_tokens")),
         Phase("training", training, _training_speed(lineage)),
     ]
-    complaint = _complaint(fit) if audit is None else _complaint_of_turn(lineage, waves)
+    complaint = _complaint(lineage, fit) if audit is None else _complaint_of_turn(lineage, waves)
     return Forecast(fit, complaint, waves, passes, audit is not None, source, len(known), phases)
 
 
-def _complaint(fit: Fit) -> str | None:
-    return None if fit.fits else f"Choices: {'; '.join(fit.choices())}"
+def _complaint(lineage: Lineage, fit: Fit) -> str | None:
+    if not fit.fits:
+        return f"Choices: {'; '.join(fit.choices())}"
+    try:
+        lineage.recipe.training.require_one_wave(len(fit.wave_plan.waves))
+    except RecipeError as error:
+        return str(error)
+    return None
 
 
 def _complaint_of_turn(lineage: Lineage, waves: list[list[str]]) -> str | None:
@@ -118,7 +125,14 @@ def _left(lineage: Lineage, plan: BytePlan, waves: list[list[str]], passes: int)
     left = _shards_left(lineage, waves, passes)
     there = sum(tokens[one.shard] for one in plan.shards if one.is_extracted and one.shard in left)
     total = sum(tokens[shard] for shard in left)
-    return total - there, lineage.recipe.training.epochs * total // passes
+    return total - there, _epochs_left(lineage) * total // passes
+
+
+def _epochs_left(lineage: Lineage) -> int:
+    """Those of one training, or of all alternatives that are not trained yet."""
+    if not (recipes := alternatives(lineage)):
+        return lineage.recipe.training.epochs
+    return sum(one.recipe.training.epochs for one in recipes.values() if not is_trained(one))
 
 
 def _shards_left(lineage: Lineage, waves: list[list[str]], passes: int) -> list[str]:

@@ -49,13 +49,18 @@ def bars(values: Sequence[float], title: str, x_label: str) -> bytes:
 
 
 def lines(xs: Sequence[float], series: Mapping[str, Sequence[float]], title: str, x_label: str) -> bytes:
-    """One line per name over the same `xs`, such as loss by step; points that are not finite are left out.
+    """One line per name over the same `xs`, such as loss by step; see `curves`."""
+    return curves({name: (xs, ys) for name, ys in series.items()}, title, x_label)
 
-    Raises ValueError for a series of another length.
+
+def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x_label: str) -> bytes:
+    """One line per name, each over its own `(xs, ys)`; points that are not finite are left out.
+
+    Raises ValueError for `ys` of another length than their `xs`.
     """
     figure, axes = _card(title, x_label)
     drawn = 0
-    for number, (name, ys) in enumerate(series.items()):
+    for number, (name, (xs, ys)) in enumerate(series.items()):
         points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
         if not points:
             continue

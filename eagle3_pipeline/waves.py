@@ -69,8 +69,12 @@ class TurnRecord:
 
 
 def turns(lineage: Lineage) -> list[Turn]:
-    """All turns, in order; raises MissingInput where the plan of waves is not made (sample_audit)."""
+    """All turns, in order; raises MissingInput where the plan of waves is not made (sample_audit).
+
+    Raises RecipeError where alternatives would be trained in waves.
+    """
     waves, passes = lineage.waves()
+    lineage.recipe.training.require_one_wave(len(waves))
     of = len(waves) * passes
     return [
         Turn(number, number // len(waves), number % len(waves), waves[number % len(waves)], of, len(waves))
@@ -82,7 +86,7 @@ def next_turn(lineage: Lineage) -> Turn | None:
     """The turn to work on, None when all are done. Raises MissingInput as `turns`, and without vocabulary."""
     planned = turns(lineage)
     if len(planned) == 1:
-        return None if _is_trained(lineage) else planned[0]
+        return None if is_trained(lineage) else planned[0]
     folder = lineage.draft_checkpoint().folder
     return next((turn for turn in planned if not record_path(folder, turn.number).exists()), None)
 
@@ -147,7 +151,7 @@ def _due_at_once(lineage: Lineage, shards: Sequence[str]) -> list[str]:
     """All shards in one turn; those that a training in waves consumed are wanted again, until one is made."""
     places = {shard: lineage.hidden_state_shards(shard) for shard in shards}
     gone = {shard for shard, place in places.items() if consumption(place.folder) is not None}
-    if gone and _is_trained(lineage):
+    if gone and is_trained(lineage):
         return [shard for shard in shards if shard not in gone]
     for shard in gone:
         forget(places[shard])
@@ -202,7 +206,8 @@ def read_record(path: Path) -> TurnRecord:
         ) from error
 
 
-def _is_trained(lineage: Lineage) -> bool:
+def is_trained(lineage: Lineage) -> bool:
+    """Whether the draft stands."""
     try:
         return lineage.draft_checkpoint().manifest() is not None
     except MissingInput:  # the states or the vocabulary are not there yet

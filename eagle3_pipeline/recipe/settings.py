@@ -178,6 +178,35 @@ class Recipe(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _alternatives_can_be_compared(self) -> Self:
+        training, most = self.training, self.vocabulary.draft_tokens
+        if self.extraction.waves != "auto":  # else the audit decides
+            training.require_one_wave(self.extraction.waves)
+        for name in training.sweep:
+            if (tokens := training.draft_tokens_of(name)) is None:
+                continue
+            if self.base_draft is not None:
+                raise ValueError(
+                    f"training.sweep.{name} sets draft_tokens, but base_draft keeps its own vocabulary: "
+                    "remove it"
+                )
+            if tokens > most:
+                raise ValueError(
+                    f"training.sweep.{name}.draft_tokens is {tokens}, more than vocabulary.draft_tokens "
+                    f"{most}: raise that one"
+                )
+        return self
+
+    def alternative(self, name: str) -> "Recipe":
+        """The recipe that trains nothing but this alternative of the sweep."""
+        tokens = self.training.draft_tokens_of(name) or self.vocabulary.draft_tokens
+        changes = {
+            "training": self.training.alternative(name),
+            "vocabulary": self.vocabulary.model_copy(update={"draft_tokens": tokens}),
+        }
+        return self.model_copy(update=changes)
+
     def settings(self, *sections: str) -> dict[str, Any]:
         """The named sections as JSON values, for fingerprints and provenance."""
         return self.model_dump(mode="json", include=set(sections))

@@ -4,12 +4,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from eagle3_pipeline.errors import RecipeError
 from eagle3_pipeline.recipe.strict import Share, Strict
 
 LossName = Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"]
 AlternativeName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 # What makes acceptance lengths comparable, and what changes no weight.
 _SAME_IN_A_SWEEP = ("test_time_steps", "checkpoint_every_s", "sweep", "draft_layers")
+# The one setting of an alternative that is not of this section: `vocabulary.draft_tokens`.
+_DRAFT_TOKENS = "draft_tokens"
 
 
 class Rates(Strict):
@@ -76,24 +79,46 @@ class Training(Strict):
     draft_layers: Literal[1] = 1
     """Decoder layers of the draft; EAGLE-3 has one."""
     sweep: dict[AlternativeName, dict[str, Any]] = Field(default_factory=dict)
-    """Alternatives by name, each with the settings of this section in which it differs (`{}`: in none). All
-    are trained, and the one with the longest simulated acceptance goes on."""
+    """Alternatives by name, each with the settings of this section in which it differs (`{}`: in none), and
+    `draft_tokens` for a smaller vocabulary. All are trained, and the one with the longest simulated
+    acceptance goes on."""
 
     @model_validator(mode="after")
     def _alternatives_are_trainings(self) -> Self:
         for name in self.sweep:
             self.alternative(name)
+            self.draft_tokens_of(name)
         return self
 
     def alternative(self, name: str) -> "Training":
         """The settings of one alternative of the sweep; raises ValueError where it has none such."""
-        changes = self.sweep[name]
+        changes = {key: value for key, value in self.sweep[name].items() if key != _DRAFT_TOKENS}
         if fixed := sorted(set(changes) & set(_SAME_IN_A_SWEEP)):
             raise ValueError(
                 f"training.sweep.{name} sets {', '.join(fixed)}, which alternatives share: remove it"
             )
+        shared = self.model_dump(exclude={"sweep"})
+        if isinstance(changes.get("rates"), dict):
+            changes["rates"] = shared["rates"] | changes["rates"]
         try:
-            return Training.model_validate({**self.model_dump(exclude={"sweep"}), **changes})
+            return Training.model_validate(shared | changes)
         except ValidationError as error:
             found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ValueError(f"training.sweep.{name}: {found}") from error
+
+    def draft_tokens_of(self, name: str) -> int | None:
+        """The size of vocabulary that one alternative asks for; None where it takes the recipe's."""
+        found = self.sweep[name].get(_DRAFT_TOKENS)
+        if found is not None and (type(found) is not int or found < 1):
+            raise ValueError(f"training.sweep.{name}.draft_tokens is {found!r}, expected a number above 0")
+        return found
+
+    def require_one_wave(self, waves: int) -> None:
+        """Raise RecipeError where alternatives would have to be trained in so many waves."""
+        if self.sweep and waves > 1:
+            raise RecipeError(
+                f"training.sweep compares {len(self.sweep)} trainings on the same states, but these are made "
+                f"in {waves} waves, each of which is deleted before the next one (extraction.waves). Make "
+                "room for all at once: fewer run.shards, extraction.precision fp8, extraction.kept trained, "
+                "or a larger disk. Or remove training.sweep."
+            )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from eagle3_pipeline.alternatives import chosen
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.provenance import fingerprint, git_commit, versions
@@ -11,7 +12,8 @@ from eagle3_pipeline.release.names import target_name, without_secrets_and_paths
 def provenance_record(lineage: Lineage) -> dict[str, Any]:
     """JSON values that name no folder of this machine and hold no secret; raises MissingInput."""
     recipe = lineage.recipe
-    single = [lineage.target_model(), lineage.prompts(), lineage.sample_audit(), lineage.vocabulary_map()]
+    single = [lineage.target_model(), lineage.prompts(), lineage.sample_audit()]
+    single += [chosen(lineage).vocabulary_map()]
     single += [lineage.base_draft()] if recipe.base_draft is not None else []
     single += [lineage.draft_checkpoint(), lineage.acceptance_report()]
     made = {place.asset: _entry(place.require()) for place in single}
@@ -22,6 +24,7 @@ def provenance_record(lineage: Lineage) -> dict[str, Any]:
         "format": 1,
         "target": target_name(recipe.target),
         "recipe": without_secrets_and_paths(recipe.model_dump(mode="json")),
+        "alternative": lineage.draft_checkpoint().require().facts.get("alternative"),
         "lineage": dict(sorted(made.items())),
         "versions": versions(),
         "commit": git_commit(),

@@ -11,11 +11,16 @@
 
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from eagle3_pipeline.durable_files import fsync_file, fsync_folder, sha256_of_file, write_atomic, write_json
+from eagle3_pipeline.durable_files import (
+    fsync_folder,
+    link_or_copy,
+    sha256_of_file,
+    write_atomic,
+    write_json,
+)
 from eagle3_pipeline.errors import DamagedFile, MissingInput, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import FileEntry, Manifest
@@ -102,13 +107,7 @@ def _verified_files(lineage: Lineage) -> list[FileEntry]:
 
 def _take(source: Path, target: Path, entry: FileEntry) -> Path:
     """Hard-link or copy one file and compare its checksum. Neither is ever written in place later."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
-        fsync_file(target)
+    link_or_copy(source, target)
     if (found := sha256_of_file(target)) != entry.sha256:
         raise DamagedFile(
             f"{target} has checksum {found[:12]}, {source} had {entry.sha256[:12]} when it was made. Check "

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3_pipeline.alternatives import chosen
 from eagle3_pipeline.errors import DamagedFile, MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.release.names import public_name
@@ -58,7 +59,7 @@ class Expected:
             vocab_size=target["vocab_size"],
             architecture=target["architecture"],
             aux_layers=lineage.recipe.extraction.layers[:-1],
-            draft_tokens=lineage.vocabulary_map().require().facts["draft_tokens"],
+            draft_tokens=chosen(lineage).vocabulary_map().require().facts["draft_tokens"],
             verifier_names=frozenset({name} if name else local),
         )
 

@@ -120,7 +120,10 @@ def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer
 
 
 def _extraction(lineage: Lineage, plan: BytePlan) -> dict[str, Any]:
-    """The plan of bytes and waves as facts; raises NotEnoughRoom. Waves that a training goes by are kept."""
+    """The plan of bytes and waves as facts. Waves that a training goes by are kept.
+
+    Raises NotEnoughRoom, and RecipeError where there are alternatives to train but no room for one wave.
+    """
     fit = Fit.of(lineage, plan)
     if (under_way := waves_under_way(lineage)) is not None:
         waves, passes = under_way
@@ -128,4 +131,5 @@ def _extraction(lineage: Lineage, plan: BytePlan) -> dict[str, Any]:
         waves = require_room(fit).waves
         # Going through one wave twice would delete what fits, and extract it again for nothing.
         passes = lineage.recipe.extraction.passes if len(waves) > 1 else 1
+    lineage.recipe.training.require_one_wave(len(waves))
     return {**plan.numbers(), "free_bytes": fit.room.bytes, "waves": waves, "passes": passes}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3_pipeline.alternatives import alternatives
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples.checkpoint_bytes import CHECKPOINTS_FOLDER
@@ -74,7 +75,8 @@ def _places(lineage: Lineage, kind: str) -> set[Path]:
 
 
 def _drafts(lineage: Lineage) -> Iterator[Path]:
-    if lineage.recipe.extraction.waves == 1:
+    if lineage.recipe.extraction.waves == 1 or lineage.recipe.training.sweep:
         yield lineage.draft_checkpoint().folder
+        yield from (one.draft_checkpoint().folder for one in alternatives(lineage).values())
     else:
         yield from (lineage.draft_checkpoint(waves).folder for waves in decided_waves(lineage))

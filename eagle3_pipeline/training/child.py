@@ -13,7 +13,7 @@ from typing import Any
 
 from eagle3_pipeline.durable_files import write_atomic
 from eagle3_pipeline.errors import Eagle3Error
-from eagle3_pipeline.training.events import MARK, describe, error_of, parse
+from eagle3_pipeline.training.events import MARK, Listener, describe, error_of, parse
 from eagle3_pipeline.training.plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,11 @@ _LOG_TAIL = 15
 _CURVE_POINTS = 100
 
 
-def run_process(plan: TrainingPlan) -> dict[str, Any]:
-    """Run one training process to its end and return its facts. It ends when this call does."""
+def run_process(plan: TrainingPlan, on_event: Listener = lambda event: None) -> dict[str, Any]:
+    """Run one training process to its end and return its facts. It ends when this call does.
+
+    `on_event` hears of each start, step and judgement once it is recorded.
+    """
     folder = Path(plan.folder)
     plan.write(folder / PLAN_NAME)
     failure: Eagle3Error | None = None
@@ -37,6 +40,7 @@ def run_process(plan: TrainingPlan) -> dict[str, Any]:
         _record(folder / METRICS_NAME, event)
         if (line := describe(event)) is not None:
             logger.info("%s", line)
+            on_event(event)
         if event[MARK] == "done":
             facts = {name: value for name, value in event.items() if name != MARK}
         elif event[MARK] == "failed":
@@ -104,12 +108,11 @@ def _environment(devices: tuple[str, ...]) -> dict[str, str]:
 
 
 def _record(path: Path, event: dict[str, Any]) -> None:
-    """Append a step or an epoch to the metrics; at a start, forget what came after the checkpoint."""
+    """Append a step or a judgement to the metrics; at a start, forget what came after the checkpoint."""
     if event[MARK] == "start":
-        write_atomic(
-            path, "".join(line for line in _lines(path) if json.loads(line)["step"] <= event["step"])
-        )
-    elif event[MARK] in ("step", "epoch"):
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= event["step"]]
+        write_atomic(path, "".join(kept) if event["step"] else "")  # from the start on, all is told again
+    elif event[MARK] in ("step", "start_judged", "epoch"):
         with path.open("a") as file:
             file.write(json.dumps(event) + "\n")
 

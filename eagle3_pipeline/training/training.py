@@ -12,13 +12,14 @@
         manifest.json
 
 A kill at any point leaves what the next call goes on from. In waves one call trains one turn, and only
-the last one makes draft/ and the manifest.
+the last one makes draft/ and the manifest. Alternatives of `training.sweep` are trained one after the other,
+each in a folder of its own: see sweep.py.
 """
 
 import logging
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import DamagedFile
@@ -27,7 +28,10 @@ from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.release.names import target_name
 from eagle3_pipeline.shards.listing import parts_of_shard
 from eagle3_pipeline.training.child import METRICS_NAME, loss_curve, run_process
+from eagle3_pipeline.training.curves import validation_curve
+from eagle3_pipeline.training.events import Listener
 from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan
+from eagle3_pipeline.training.sweep import take_best, train_alternatives
 from eagle3_pipeline.training.wave_samples import SAMPLES_NAME, VALIDATION_FOLDER, write_wave_samples
 from eagle3_pipeline.vocabulary.mapping import VOCABULARY_NAME
 from eagle3_pipeline.waves import (
@@ -46,29 +50,58 @@ logger = logging.getLogger(__name__)
 
 
 def train_draft(
-    lineage: Lineage, lease: AbstractContextManager[None], shards: Sequence[str] | None = None
+    lineage: Lineage,
+    lease: AbstractContextManager[None],
+    shards: Sequence[str] | None = None,
+    on_event: Listener = lambda event: None,
 ) -> Manifest | TurnRecord:
     """Train the draft, or its next turn where there are waves; returns at once where it is made.
 
     A training that was stopped goes on. `lease` holds the training partition; it is entered only where
     there is work. The record of a turn is returned for each but the last one, which makes the draft.
     `shards` are those that the caller's run takes: where they are trained on already, the record of that
-    turn is returned, so that a run that is repeated, or comes late, never trains another wave.
+    turn is returned, so that a run that is repeated, or comes late, never trains another wave. `on_event`
+    hears how it goes, see events.py.
 
-    Raises RecipeError (`shards` of a later wave), MissingInput, BadInput (a base draft that does not fit),
-    QualityError (a loss that is no number), NotEnoughRoom, DamagedFile (a finished turn's checkpoint or
-    validation samples), and Eagle3Error with the end of the log where the process died otherwise.
+    Raises RecipeError (`shards` of a later wave, alternatives in waves), MissingInput, BadInput (a base
+    draft that does not fit), QualityError (a loss that is no number), NotEnoughRoom, DamagedFile (a
+    finished turn's checkpoint or validation samples), and Eagle3Error with the end of the log where the
+    process died otherwise.
     """
     place = lineage.draft_checkpoint()
     with full_disk_named(place.folder, FULL_DISK):
-        return _train(lineage, place, lease, shards)
+        if (made := clean_up(lineage)) is not None:
+            return made
+        if lineage.recipe.training.sweep:
+            return _train_alternatives(lineage, place, lease, on_event)
+        return _train(lineage, place, lease, shards, on_event)
+
+
+def _train_alternatives(
+    lineage: Lineage, place: Place, lease: AbstractContextManager[None], on_event: Listener
+) -> Manifest:
+    def train(alternative: Lineage, heard: Listener) -> Manifest:
+        if (made := clean_up(alternative)) is not None:
+            return made
+        made_now = _train(alternative, alternative.draft_checkpoint(), nullcontext(), None, heard)
+        assert isinstance(made_now, Manifest), "alternatives are never trained in waves"
+        return made_now
+
+    with lease:
+        if (made := clean_up(lineage)) is not None:  # by another run, while this one waited
+            return made
+        trained = train_alternatives(lineage, train, on_event)
+    take_best(place, trained)
+    return clean_up(lineage) or place.require()
 
 
 def _train(
-    lineage: Lineage, place: Place, lease: AbstractContextManager[None], shards: Sequence[str] | None
+    lineage: Lineage,
+    place: Place,
+    lease: AbstractContextManager[None],
+    shards: Sequence[str] | None,
+    on_event: Listener,
 ) -> Manifest | TurnRecord:
-    if (made := clean_up(lineage)) is not None:
-        return made
     if shards is not None and (done := finished_turn(lineage, shards)) is not None:
         logger.info("%s is done already: nothing is trained", done.name)
         return done
@@ -79,17 +112,24 @@ def _train(
             return made
         if turn.of > 1 and (later := records(place.folder)[turn.number :]):
             return later[0]
-        facts = run_process(plan)
+        facts = run_process(plan, on_event)
     consumed = {shard: lineage.hidden_state_shards(shard).require().digest for shard in turn.shards}
     if not turn.is_last:
         return finish_turn(lineage, turn, facts.pop("checkpoint"), consumed, facts)
-    facts["loss_curve"] = loss_curve(place.folder / METRICS_NAME)
+    metrics = place.folder / METRICS_NAME
+    facts["without_states"] = _without_states(lineage)
+    facts["loss_curve"], facts["validation_curve"] = loss_curve(metrics), validation_curve(metrics)
     if turn.of > 1:
         before = {one.name: one.consumed for one in records(place.folder)}
         facts["waves"] = {**before, turn.name: consumed}
-    files = [*sorted((place.folder / "draft").iterdir()), place.folder / METRICS_NAME]
-    place.finish(files, facts)
+    place.finish([*sorted((place.folder / "draft").iterdir()), metrics], facts)
     return clean_up(lineage) or place.require()
+
+
+def _without_states(lineage: Lineage) -> int:
+    """How many samples were to be trained on, but their states were unusable."""
+    shards = map(lineage.hidden_state_shards, lineage.recipe.shards)
+    return sum(sum(place.require().facts.get("quarantined", {}).values()) for place in shards)
 
 
 def clean_up(lineage: Lineage) -> Manifest | None:
@@ -106,8 +146,11 @@ def clean_up(lineage: Lineage) -> Manifest | None:
     if in_waves and len(records(place.folder)) < len(planned):
         consumed = manifest.facts["waves"][planned[-1].name]
         finish_turn(lineage, planned[-1], manifest.digest, consumed, {})
-    for name in ("checkpoints", VALIDATION_FOLDER):
-        shutil.rmtree(place.folder / name, ignore_errors=True)
+    # Of the alternatives, only those that failed have left theirs.
+    failed = [place.folder.parent / one["folder"] for one in manifest.facts.get("sweep", ()) if one["failed"]]
+    for folder in (place.folder, *failed):
+        for name in ("checkpoints", VALIDATION_FOLDER):
+            shutil.rmtree(folder / name, ignore_errors=True)
     return manifest
 
 
@@ -152,7 +195,7 @@ def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
         layers=recipe.extraction.layers,
         devices=recipe.partitions.training,
         processes=max(1, len(recipe.partitions.training)),
-        validation=(),
+        validation=tuple(lineage.prompts().require().facts["validation"]),
         keep_free_bytes=int(recipe.storage.keep_free_gib * 2**30),
         fingerprint=place.fingerprint,
         **settings,

@@ -93,19 +93,63 @@ def test_the_version_of_a_range_changes_with_any_of_its_shards() -> None:
             {"completion_lengths": {"edges": [0, 8, 16], "counts": [3, 5]}},
             "completion_length_plot",
         ),
-        (
-            draft_checkpoint,
-            {"loss_curve": {"steps": [1, 2, 3], "loss": [9.0, 6.0, 5.0]}},
-            "loss_plot",
-        ),
         (acceptance_report, {"acceptance_by_position": [0.5, 0.3, 0.1]}, "acceptance_plot"),
     ],
-    ids=["synthetic_samples", "draft_checkpoint", "acceptance_report"],
+    ids=["synthetic_samples", "acceptance_report"],
 )
 def test_a_picture_is_markdown_that_carries_a_png(module: Any, facts: dict[str, Any], name: str) -> None:
     pictures = module._pictures(_manifest("any", **facts))
     assert set(pictures) == {name}
     assert _png_of(pictures[name]).startswith(PNG)
+
+
+TRAINED = {
+    "loss_curve": {"steps": [1, 2, 3], "loss": [9.0, 6.0, 5.0]},
+    "validation_curve": {"steps": [2, 3], "epochs": [1, 2], "acceptance_length": [1.2, 1.3]},
+    "simulated_acceptance_by_position": [0.2, 0.1],
+}
+SWEEP = [
+    {
+        "alternative": name,
+        "settings": {"learning_rate": rate},
+        "acceptance_length": length,
+        "loss": length and 3.5,
+        "steps": length and 3,
+        "seconds": length and 9.5,
+        "validation_curve": TRAINED["validation_curve"] if length else None,
+        "failed": None if length else "loss nan at step 7",
+        "folder": name * 12,
+    }
+    for name, rate, length in (("a", 0.5, None), ("b", 1e-4, 1.2), ("c", 1e-3, 1.3))
+]
+
+
+def test_a_draft_shows_how_its_loss_and_its_acceptance_went() -> None:
+    pictures = draft_checkpoint._pictures(_manifest("draft_checkpoint", **TRAINED))
+    assert set(pictures) == {"loss_plot", "acceptance_plot", "position_plot"}
+    assert all(_png_of(picture).startswith(PNG) for picture in pictures.values())
+
+
+def test_alternatives_are_one_table_the_best_first_and_one_plot(tmp_path: Path) -> None:
+    manifest = _manifest("draft_checkpoint", **TRAINED, alternative="c", sweep=SWEEP)
+    pictures = draft_checkpoint._pictures(manifest)
+    assert _png_of(pictures.pop("sweep_plot")).startswith(PNG)
+    shown = outcome(_place(tmp_path, "draft_checkpoint"), manifest, **pictures).metadata
+    assert shown["alternative"] == "c"
+    table = shown["sweep"]
+    assert isinstance(table, dg.TableMetadataValue)
+    assert [record.data["alternative"] for record in table.records] == ["c", "b", "a"]
+    assert table.records[0].data == {
+        "alternative": "c",
+        "settings": '{"learning_rate": 0.001}',
+        "acceptance_length": 1.3,
+        "loss": 3.5,
+        "steps": 3,
+        "seconds": 9.5,
+        "failed": "",
+        "folder": "c" * 12,
+    }
+    assert table.records[2].data["failed"] == "loss nan at step 7"
 
 
 HISTORY = {
@@ -152,6 +196,33 @@ def _vitals(done: int, before: int = 0, total: int = 25_000) -> Vitals:
         corrected_length=Bounds(1655.0, 1655.0),
         seconds_left=Bounds(4000.0, 6000.0),
     )
+
+
+def test_a_training_is_observed_as_it_goes_and_never_more_than_a_hundred_times() -> None:
+    start = {"event": "start", "step": 0, "steps": 5000, "epochs": 3}
+    values = {"loss": 3.0, "accuracy": [0.4], "tokens_per_second": 900.0, "seconds_left": 60}
+
+    @dg.asset(**identity(RECIPE, "draft_checkpoint", {"pytorch"}))
+    def training(context: dg.AssetExecutionContext) -> None:
+        on_event = draft_checkpoint._observe(context, RECIPE)
+        on_event(start)
+        for number in range(1, 5001):
+            on_event({"event": "step", "step": number, "steps": 5000, "epoch": 0, "epochs": 3, **values})
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert dg.materialize([training], instance=instance).success
+        records = instance.fetch_observations(asset_key(RECIPE, "draft_checkpoint"), limit=1000).records
+    assert len(records) == 95  # three are left to epochs, two to what comes before and after
+    assert records[0].asset_observation is not None
+    newest = {name: value.value for name, value in records[0].asset_observation.metadata.items()}
+    assert newest.pop("news").startswith("step 5,000/5,000, epoch 1/3: loss 3.000")
+    assert newest == {
+        "step": 5000.0,
+        "loss": 3.0,
+        "tokens_per_second": 900.0,
+        "seconds_left": 60.0,
+        "accuracy_1": 0.4,
+    }
 
 
 def _observations(attempts: list[list[Vitals]]) -> list[dict[str, Any]]:

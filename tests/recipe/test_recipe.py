@@ -60,7 +60,7 @@ def _refusal(folder: Path, recipe: dict[str, Any]) -> list[str]:
             "prompts.cuont",
             4,
             "prompts.cuont: unknown key. Did you mean count? Valid keys: count, max_prompt_tokens, "
-            "near_duplicate_similarity, per_shard, seed, sources",
+            "near_duplicate_similarity, per_shard, seed, sources, validation",
         ),
         (
             "prompts.sources",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle3_pipeline.errors import DamagedFile, MissingInput, NotEnoughRoom, QualityError
+from eagle3_pipeline.errors import DamagedFile, MissingInput, NotEnoughRoom, QualityError, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.settings import StorageBudget
 from eagle3_pipeline.samples import Sample, write_samples
@@ -289,6 +289,17 @@ def test_in_waves_a_set_passes_that_does_not_fit_at_once_and_the_plan_names_each
     facts = audit_samples(budget(lineage, 3 * 6400)).facts  # two shards, and half of one that judges
     waves = [["p10-s000", "p10-s001"], ["p10-s002", "p10-s003"], ["p10-s004"]]
     assert (facts["waves"], facts["passes"]) == (waves, 3)
+
+
+def test_alternatives_to_compare_want_room_for_all_states_at_once(tmp_path: Path) -> None:
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", **NOTHING_ON_ITS_WAY}
+    training = {"sweep": {"low": {"learning_rate": 1e-4}, "high": {}}}
+    lineage = make_run(tmp_path, *[["good"] * 10] * 5, extraction=extraction, training=training, judges=5)
+    target = lineage.target_model()
+    target.finish([], {**target.require().facts, "vocab_size": 100})
+    with pytest.raises(RecipeError, match=r"compares 2 trainings on the same states.* made in 3 waves"):
+        audit_samples(budget(lineage, 3 * 6400))
+    assert audit_samples(lineage).facts["waves"] == [list(lineage.recipe.shards)]
 
 
 def test_a_set_that_fits_at_once_is_gone_through_once(tmp_path: Path) -> None:

@@ -6,16 +6,21 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
 from eagle3_pipeline.errors import BadInput, Eagle3Error
+from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.training import child
 from eagle3_pipeline.training.child import loss_curve, run_process
+from eagle3_pipeline.training.curves import validation_curve
 from eagle3_pipeline.training.events import describe, parse
+from eagle3_pipeline.training.training import train_draft
 from tests.training.tiny import plan
+from tests.training.world import in_this_process, make_lineage, write_states
 
 _PYTHON = sys.executable
 _START = {
@@ -101,6 +106,28 @@ def test_the_process_ends_when_its_parent_is_killed() -> None:
     assert process.wait(30) == 1
 
 
+def test_a_base_draft_that_is_judged_again_is_in_the_curve_once(
+    tmp_path: Path, trainer: Callable[[str], None]
+) -> None:
+    judged = {"step": 0, "loss": 5.0, "acceptance_length": 1.25, "accuracy_by_position": [0.25]}
+    start_judged = {"event": "start_judged", "epoch": -1, "chance": 0.03, **judged}
+    epoch = {"event": "epoch", "epoch": 0, "epochs": 1, "is_best": True, **judged, "step": 20}
+    trainer(_say(_START, start_judged, _STEP) + "os._exit(9)")
+    with pytest.raises(Eagle3Error, match="without a draft"):
+        run_process(plan(tmp_path))
+    trainer(_say(_START, start_judged, _STEP, epoch, _DONE))
+    heard: list[dict[str, object]] = []
+    run_process(plan(tmp_path), heard.append)
+    assert [event["event"] for event in heard] == ["start", "start_judged", "step", "epoch"]
+    said = describe(heard[1]) or ""
+    assert "acceptance length 1.250, accuracy 25.0 %; always the most frequent token would be" in said
+    assert validation_curve(tmp_path / "metrics.jsonl") == {
+        "steps": [0, 20],
+        "epochs": [0, 1],
+        "acceptance_length": [1.25, 1.25],
+    }
+
+
 def test_metrics_after_the_checkpoint_of_a_resume_are_forgotten(
     tmp_path: Path, trainer: Callable[[str], None]
 ) -> None:
@@ -121,6 +148,24 @@ def test_a_loss_curve_is_thinned_out_and_ends_with_the_last_step(tmp_path: Path)
     steps = loss_curve(tmp_path / "metrics.jsonl")["steps"]
     assert len(steps) <= 100
     assert steps[-1] == 1001
+
+
+def test_samples_without_states_are_counted_and_the_others_train(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    lineage = make_lineage(tmp_path, tiny_llama, training={"epochs": 1})
+    first, *others = lineage.recipe.shards
+    write_states(lineage, [first], leave_out=frozenset(f"{first}-{n}-t0" for n in (3, 5, 6)))
+    write_states(lineage, others)
+    heard: list[str] = []
+    made = train_draft(lineage, nullcontext(), on_event=lambda event: heard.append(event["event"]))
+    assert isinstance(made, Manifest)
+    assert made.facts["without_states"] == 3
+    assert made.facts["samples"] + made.facts["held_out"] == 24 - 3
+    assert made.facts["validation_curve"]["epochs"] == [1]
+    assert made.facts["validation_curve"]["steps"] == [made.facts["steps"]]
+    assert heard == ["start", "step", "epoch", "done"]
 
 
 def test_text_of_libraries_is_no_event_and_silent_events_have_no_line() -> None:

@@ -17,6 +17,7 @@ from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.shards.writer import ShardWriter
 from eagle3_pipeline.target import make_target
 from eagle3_pipeline.training import child, process, training
+from eagle3_pipeline.training.events import Listener
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.vocabulary.mapping import make_vocabulary
 from tests.recipes import finish_prompts, tiny_recipe
@@ -59,13 +60,15 @@ def write_states(lineage: Lineage, shards: list[str], leave_out: frozenset[str] 
         generator = torch.Generator().manual_seed(int(shard[-3:]))
         place.folder.mkdir(parents=True, exist_ok=True)
         with ShardWriter(place.folder, layout, 1 << 30, place.fingerprint) as writer:
-            for one in read_samples(lineage.synthetic_samples(shard).folder / SAMPLES_NAME):
+            samples = read_samples(lineage.synthetic_samples(shard).folder / SAMPLES_NAME)
+            for one in samples:
                 shape = (len(one.token_ids), len(layout.layer_ids), layout.hidden_size)
                 states = torch.randn(shape, generator=generator).to(torch.bfloat16)
                 mask = torch.tensor(one.loss_mask)
                 if one.sample_id not in writer.done | leave_out:
                     writer.add(one.sample_id, states, torch.tensor(one.token_ids), mask)
-            place.finish(writer.complete(), {})
+            left_out = sum(one.sample_id in leave_out for one in samples)
+            place.finish(writer.complete(), {"quarantined": {"left out": left_out}})
             writer.close(finished=True)
 
 
@@ -101,12 +104,13 @@ def left_over(lineage: Lineage) -> list[Path]:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train in this process, on one thread: seconds of imports less for each turn."""
 
-    def run_process(plan: TrainingPlan) -> dict[str, Any]:
+    def run_process(plan: TrainingPlan, on_event: Listener = lambda event: None) -> dict[str, Any]:
         done: dict[str, Any] = {}
 
         def emit(kind: str, **values: Any) -> None:
             event = json.loads(json.dumps({"event": kind, **values}))
             child._record(Path(plan.folder) / child.METRICS_NAME, event)
+            on_event(event)
             if kind == "done":
                 done.update({name: value for name, value in event.items() if name != "event"})
 
