@@ -1,104 +1,122 @@
-"""Attention of test-time training over packed samples, sample by sample.
+"""Attention of test-time training over packed samples, without a matrix of all scores.
 
 At step k the query of row r stands at position r + k. It sees the keys of step 0 up to row r of its own
-sample, and of each later step the key of row r alone: the chain that it has drafted itself.
+sample, the context, and of each later step the key of row r alone: the chain that it has drafted itself.
 
     step 0 keys      step 1   step 2           queries of step 2, rows 0..2 of one sample
     1 0 0            1 0 0    1 0 0
     1 1 0            0 1 0    0 1 0
     1 1 1            0 0 1    0 0 1
 
-One dense mask over a whole batch of n samples would be n times as large, nearly all of it masked.
-Q query rows (the supervised ones), R rows, N heads, D width of a head.
+In a window of w positions it sees what stands at r + k - w + 1 and later, as vLLM serves it (speculators'
+window only counts the context, so that step k sees k positions more).
+
+The context is left to torch's flash attention, which gives its output and the logarithm L of the softmax'
+denominator. The chain joins both; the backward of flash attention, given the joint ones instead, yields
+the context's gradients, since it recomputes each weight as exp(score - L) (Dao et al., arXiv:2205.14135,
+appendix B).
+
+Q query rows (the supervised ones), R rows, N query heads, M key heads, D width of a head.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Segment:
-    """One sample: its query rows `[first_query, last_query)` and the rows that they may see."""
-
-    first_query: int
-    last_query: int
-    first_row: int
-    last_row: int
+from eagle3_pipeline.training.flash_cpu import PiecesOnCpu
+from eagle3_pipeline.training.flash_gpu import PackedOnGpu
+from eagle3_pipeline.training.geometry import Run
 
 
-def find_segments(lengths: Sequence[int], supervised: Tensor) -> tuple[Segment, ...]:
-    """The samples of a batch that have queries; rows after a sample's last query are left out."""
-    ends = torch.tensor(lengths).cumsum(0)
-    rows = supervised.cpu()
-    after = torch.searchsorted(rows, ends).tolist()
-    segments, first_query, first_row = [], 0, 0
-    for last_query, end in zip(after, ends.tolist(), strict=True):
-        if last_query > first_query:
-            segments.append(Segment(first_query, last_query, first_row, int(rows[last_query - 1]) + 1))
-        first_query, first_row = last_query, end
-    return tuple(segments)
+class Context(Protocol):
+    """Attention of the queries to the keys of step 0."""
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Output `[Q, N, D]` and log of the denominators, float32 `[Q, N]`."""
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, keys: Tensor, values: Tensor, output: Tensor, logs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, keys and values."""
 
 
-def causal_bias(segment: Segment, supervised: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive mask `[queries, rows]` of step 0: 0 where a query may look, -inf elsewhere."""
-    queries = supervised[segment.first_query : segment.last_query, None]
-    rows = torch.arange(segment.first_row, segment.last_row, device=supervised.device)
-    bias = torch.zeros(len(queries), len(rows), dtype=dtype, device=supervised.device)
-    return bias.masked_fill_(rows > queries, float("-inf"))
+def make_context(
+    runs: Sequence[Run], window: int | None, step: int, dtype: torch.dtype, device: torch.device
+) -> Context:
+    """The context of a step; without a window it is that of every step."""
+    assert window is None or window > step, "speculator_config refuses such a window"
+    if device.type == "cuda":
+        return PackedOnGpu(runs, window, step, device)
+    return PiecesOnCpu(runs, window, step, dtype)
 
 
 def attend(
-    query: Tensor,
-    context: tuple[Tensor, Tensor],
-    chain: Sequence[tuple[Tensor, Tensor]],
-    segments: Sequence[Segment],
-    biases: Sequence[Tensor],
+    query: Tensor, keys: Tensor, values: Tensor, chain: Sequence[tuple[Tensor, Tensor]], context: Context
 ) -> Tensor:
     """Attention output `[Q, N * D]`.
 
-    `query` is `[Q, N, D]`, `context` are keys and values of step 0, `[R, N, D]`, `chain` those of
-    each later step, `[Q, N, D]`; `biases` are of `causal_bias`.
+    `query` is `[Q, N, D]`, `keys` and `values` those of step 0, `[R, M, D]`, `chain` those of each later
+    step, `[Q, M, D]`.
     """
-    counts = [segment.last_query - segment.first_query for segment in segments]
-    # A slice's gradient is a tensor of zeros as large as the whole; that of all pieces of a split is one.
-    queries = torch.split(query, counts)
-    keys, values = (_seen(side, segments) for side in context)
-    links = [tuple(torch.split(side, counts) for side in link) for link in chain]
-    scale = query.shape[-1] ** -0.5
-    outputs = []
-    for at, bias in enumerate(biases):
-        q, k, v = (side[at].transpose(0, 1) for side in (queries, keys, values))
-        if not chain:
-            out = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=bias)[0]
-        else:
-            out = _attend_chain(q, k, v, bias, [(k_[at], v_[at]) for k_, v_ in links], scale)
-        outputs.append(out.transpose(0, 1).flatten(1))
-    return torch.cat(outputs)
+    links = [side for link in chain for side in link]
+    apply: Any = _Attention.apply
+    output: Tensor = apply(context, query, keys, values, *links)
+    return output.flatten(1)
 
 
-def _seen(side: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
-    """The rows of each segment; what lies between them is nobody's."""
-    sizes, at = [], 0
-    for segment in segments:
-        sizes += [segment.first_row - at, segment.last_row - segment.first_row]
-        at = segment.last_row
-    return list(torch.split(side, [*sizes, len(side) - at])[1::2])
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, context: Context, query: Tensor, keys: Tensor, values: Tensor, *links: Tensor
+    ) -> Tensor:
+        output, logs = context.forward(query, keys, values)
+        if links:
+            scores = [_dot(query, key) * query.shape[-1] ** -0.5 for key in links[::2]]
+            joint = torch.logsumexp(torch.stack([logs, *scores]), 0)
+            output = output * _weight(logs, joint, output)
+            for score, value in zip(scores, links[1::2], strict=True):
+                output += _spread(value, query) * _weight(score, joint, output)
+            logs = joint
+        ctx.context = context
+        ctx.save_for_backward(query, keys, values, output, logs, *links)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, values, output, logs, *links = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        for_query, for_keys, for_values = ctx.context.backward(gradient, query, keys, values, output, logs)
+        scale = query.shape[-1] ** -0.5
+        # How far the weights' gradients are off by what softmax takes back, per query and head.
+        taken = (gradient * output).sum(-1, dtype=torch.float32)
+        for_links = []
+        for key, value in zip(links[::2], links[1::2], strict=True):
+            weight = torch.exp(_dot(query, key) * scale - logs)
+            for_score = (weight * (_dot(gradient, value) - taken) * scale).to(query.dtype).unsqueeze(-1)
+            for_query = for_query + _spread(key, query) * for_score
+            for_links += [
+                _gather(query * for_score, key),
+                _gather(gradient * weight.to(query.dtype).unsqueeze(-1), value),
+            ]
+        return None, for_query, for_keys, for_values, *for_links
 
 
-def _attend_chain(
-    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, chain: list[tuple[Tensor, Tensor]], scale: float
-) -> Tensor:
-    """One sample, `q` `[N, queries, D]`: a softmax over the context and the row's own chain together."""
-    q = q * scale
-    scores = torch.baddbmm(bias[None], q, keys.transpose(1, 2))
-    links = [(q * k.transpose(0, 1)).sum(-1, keepdim=True) for k, _ in chain]
-    weights = torch.cat([scores, *links], dim=-1).softmax(-1)
-    context = len(keys[0])
-    out = weights[..., :context] @ values
-    for at, (_, v) in enumerate(chain):
-        out = out + weights[..., context + at, None] * v.transpose(0, 1)
-    return out
+def _spread(side: Tensor, query: Tensor) -> Tensor:
+    """`[Q, M, D]` by query head, `[Q, N, D]`: N / M query heads share a key head."""
+    return side.repeat_interleave(query.shape[1] // side.shape[1], 1)
+
+
+def _gather(by_query: Tensor, side: Tensor) -> Tensor:
+    """`[Q, N, D]` summed over the query heads of each key head, `[Q, M, D]`."""
+    return by_query.view(len(side), side.shape[1], -1, side.shape[2]).sum(2)
+
+
+def _dot(query: Tensor, side: Tensor) -> Tensor:
+    """Products of each query with its own row's key, float32 `[Q, N]`."""
+    return (query * _spread(side, query)).sum(-1, dtype=torch.float32)
+
+
+def _weight(logs: Tensor, joint: Tensor, like: Tensor) -> Tensor:
+    return torch.exp(logs - joint).to(like.dtype).unsqueeze(-1)

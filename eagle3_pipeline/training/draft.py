@@ -31,17 +31,24 @@ _HEAD_DIM = 128
 _QUERIES_PER_KEY = 8
 # speculators' resolve_draft_intermediate_size: a dense draft of a target that has only routed experts.
 _MLP_RATIO = 3
-# Norms of a new draft. The states of middle layers can be twenty times as large as those of the first
-# ones (SmolLM2: 60 to 3) and as what a new layer adds: unnormed, they drown both.
-NEW_NORMS = {"norm_before_residual": True, "fc_norm": True, "norm_before_fc": False, "norm_output": False}
 # Random states under the target's own final norm are certain of wrong tokens: for SmolLM2 the loss of a
 # step starts at 14.1, with half of the norm at 8.4; chance is 6.6.
 _NORM_SHARE = 0.5
 FROZEN = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
-def layer_config(target: dict[str, Any], aux_layers: int) -> PretrainedConfig:
-    """Shape of the draft's decoder layer, from the target's own config (as a dict)."""
+def layer_config(
+    target: dict[str, Any],
+    aux_layers: int,
+    *,
+    intermediate_size: int | None = None,
+    attention_window: int | None = None,
+) -> PretrainedConfig:
+    """Shape of the draft's decoder layer, from the target's own config (as a dict).
+
+    `intermediate_size` is the target's where it is None; in a window of `attention_window` positions a
+    token sees itself and those before it.
+    """
     kind = target.get("model_type") if target.get("model_type") in _LAYER_CONFIGS else "llama"
     hidden = int(target["hidden_size"])
     heads = int(target["num_attention_heads"])
@@ -56,7 +63,7 @@ def layer_config(target: dict[str, Any], aux_layers: int) -> PretrainedConfig:
     return _LAYER_CONFIGS[str(kind)](
         vocab_size=target["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=int(target.get("intermediate_size") or _MLP_RATIO * hidden),
+        intermediate_size=intermediate_size or int(target.get("intermediate_size") or _MLP_RATIO * hidden),
         num_hidden_layers=1,
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
@@ -75,7 +82,37 @@ def layer_config(target: dict[str, Any], aux_layers: int) -> PretrainedConfig:
         # vLLM sizes the draft's fc by it; without, it takes 3.
         num_aux_hidden_states=aux_layers,
         dtype="bfloat16",
+        **_window_settings(str(kind), attention_window),
     )
+
+
+def _window_settings(kind: str, window: int | None) -> dict[str, Any]:
+    """A window as speculators and vLLM read it: by the type of the draft's only layer."""
+    if window is None:
+        return {}
+    settings = {"sliding_window": window, "layer_types": ["sliding_attention"]}
+    # Qwen3's config forgets the window without it.
+    return settings | ({"use_sliding_window": True} if kind == "qwen3" else {})
+
+
+def attention_window(layer: PretrainedConfig) -> int | None:
+    """Positions that a token of the draft sees, itself among them; None where it sees all before it."""
+    types = getattr(layer, "layer_types", None) or ["full_attention"]
+    return int(layer.sliding_window) if types[0] == "sliding_attention" else None
+
+
+def new_norms(*, per_layer_norm: bool, norm_output: bool) -> dict[str, bool]:
+    """Norm flags of a new draft.
+
+    The states of middle layers can be twenty times as large as those of the first ones (SmolLM2: 60 to 3)
+    and as what a new layer adds: unnormed, they drown both.
+    """
+    return {
+        "norm_before_residual": True,
+        "fc_norm": per_layer_norm,
+        "norm_before_fc": False,
+        "norm_output": norm_output,
+    }
 
 
 def speculator_config(
@@ -88,7 +125,16 @@ def speculator_config(
     speculative_tokens: int,
     norms: dict[str, bool] | None = None,
 ) -> Eagle3SpeculatorConfig:
-    """The config that speculators and vLLM read; all norm flags explicit, False unless `norms` says else."""
+    """The config that speculators and vLLM read; all norm flags explicit, False unless `norms` says else.
+
+    Raises BadInput at a window that the speculated tokens alone would fill.
+    """
+    window = attention_window(layer)
+    if window is not None and window <= speculative_tokens:
+        raise BadInput(
+            f"the draft looks back {window} tokens and speculates {speculative_tokens}: it would see nothing "
+            "else. Set training.attention_window well above training.test_time_steps, or leave it out."
+        )
     flags = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
     layer._attn_implementation = "sdpa"
     return Eagle3SpeculatorConfig(

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3_pipeline.training.attention import attend, causal_bias, find_segments
+from eagle3_pipeline.training.attention import Context, attend, make_context
 from eagle3_pipeline.training.batches import Batch
-from eagle3_pipeline.training.loss import REDUCTION_EPSILON, head_and_divergence, verifier_distribution
+from eagle3_pipeline.training.draft import attention_window
+from eagle3_pipeline.training.geometry import Geometry, lay_out
+from eagle3_pipeline.training.loss import REDUCTION_EPSILON, head_and_loss, make_loss, verifier_scores
 from eagle3_pipeline.training.rms_norm import rms_norm
 
 
@@ -38,45 +40,39 @@ class Step:
         return self.loss / (len(self.rows) + REDUCTION_EPSILON)
 
 
-def train_forward(model: Any, batch: Batch, steps: int, dtype: torch.dtype = torch.bfloat16) -> list[Step]:
-    """All test-time-training steps of one batch; matrix products run in `dtype`, parameters keep theirs."""
-    pass_ = _Pass(model, batch, dtype)
-    probabilities, entropy = _verifier(model, batch, dtype)
+def train_forward(
+    model: Any, batch: Batch, steps: int, dtype: torch.dtype = torch.bfloat16, loss: str = "kl_div"
+) -> list[Step]:
+    """All test-time-training steps of one batch; matrix products run in `dtype`, parameters keep theirs.
+
+    `loss` is one of speculators' names.
+    """
+    geometry = lay_out(batch, steps)
+    pass_ = _Pass(model, batch, geometry, dtype)
+    with torch.no_grad():
+        epsilon = model.config.transformer_layer_config.rms_norm_eps
+        head = model.verifier_lm_head.weight.to(dtype)
+        criterion = make_loss(
+            loss, verifier_scores(batch.verifier, model.verifier_norm.weight, epsilon, head)
+        )
     results = []
     for step, states in enumerate(pass_.states(steps)):
-        rows = _rows_of_step(batch.runs, step)
+        rows = geometry.rows[step]
         hidden = states if len(rows) == len(states) else states.index_select(0, rows)
         if not model.config.norm_output:  # with it, states are normed already
             hidden = pass_.norm(hidden, model.norm)
-        loss, proposals = head_and_divergence(
-            hidden, model.lm_head.weight.to(dtype), probabilities, entropy, rows + step
-        )
-        results.append(Step(loss, rows, proposals))
+        total, proposals = head_and_loss(hidden, pass_.head, rows + step, criterion)
+        results.append(Step(total, rows, proposals))
     return results
-
-
-@torch.no_grad()
-def _verifier(model: Any, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    norm = model.verifier_norm
-    epsilon = model.config.transformer_layer_config.rms_norm_eps
-    return verifier_distribution(
-        batch.verifier, norm.weight, epsilon, model.verifier_lm_head.weight.to(dtype)
-    )
-
-
-def _rows_of_step(runs: Tensor, step: int) -> Tensor:
-    """Supervised rows whose label `step` rows further lies in the same run."""
-    if step == 0:
-        return torch.arange(len(runs), device=runs.device)
-    return (runs[step:] == runs[:-step]).nonzero().flatten()
 
 
 class _Pass:
     """The weights of one batch's pass, cast once, and the geometry of its rows."""
 
-    def __init__(self, model: Any, batch: Batch, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, batch: Batch, geometry: Geometry, dtype: torch.dtype) -> None:
         self._model = model
         self._batch = batch
+        self._geometry = geometry
         self._dtype = dtype
         self._layer = model.layers[0]
         attention = self._layer.self_attn
@@ -93,9 +89,11 @@ class _Pass:
         )
         self._sizes = [len(one.weight) for one in projections]
         self._out = attention.o_proj.weight.to(dtype)
+        self._out_bias = attention.o_proj.bias.to(dtype) if attention.o_proj.bias is not None else None
         mlp = self._layer.mlp
         self._gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).to(dtype)
         self._down = mlp.down_proj.weight.to(dtype)
+        self.head: Tensor = model.lm_head.weight.to(dtype)
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
 
     def norm(self, hidden: Tensor, module: Any) -> Tensor:
@@ -109,25 +107,34 @@ class _Pass:
         hidden = self._fuse()
         embeds = F.linear(self.norm(self._embed(), layer.input_layernorm), self._for_embeds, self._bias)
         angles = self._angles(steps)
-        segments = find_segments(batch.lengths, at)
-        biases = [causal_bias(one, at, self._dtype) for one in segments]
+        contexts = self._contexts(steps)
         normed = self.norm(hidden, layer.hidden_norm)
-        context = self._keys(embeds, normed, angles)
+        keys, values = self._keys(embeds, normed, angles)
         hidden, normed = hidden.index_select(0, at), normed.index_select(0, at)
         chain: list[tuple[Tensor, Tensor]] = []
         for step in range(steps):
             if step:
                 normed = self.norm(hidden, layer.hidden_norm)
             place = (at + step).clamp_(max=len(batch.tokens) - 1)
-            query, link = self._project(embeds, normed, place, angles, at, step)
+            query, link = self._project(embeds, normed, place, angles, step)
             if link is not None:
                 chain.append(link)
-            mixed = attend(query, context, chain, segments, biases)
+            mixed = attend(query, keys, values, chain, contexts[step])
             residual = normed if layer.norm_before_residual else hidden
             hidden = self._finish(mixed, residual)
             if self._model.config.norm_output:
                 hidden = self.norm(hidden, self._model.norm)
             yield hidden
+
+    def _contexts(self, steps: int) -> list[Context]:
+        """The context of each step; a window moves on with it."""
+        window = attention_window(self._model.config.transformer_layer_config)
+        device = self._batch.tokens.device
+        made = [
+            make_context(self._geometry.runs, window, step, self._dtype, device)
+            for step in range(steps if window is not None else 1)
+        ]
+        return made if window is not None else made * steps
 
     def _fuse(self) -> Tensor:
         """The aux layers' states of each row as one state, `[R, H]`."""
@@ -154,16 +161,11 @@ class _Pass:
         cosine, sine = self._model.rotary_emb(like, positions[None])
         return cosine[0, :, None].to(self._dtype), sine[0, :, None].to(self._dtype)
 
-    def _positions(self) -> Tensor:
-        lengths = self._batch.lengths
-        device = self._batch.tokens.device
-        return torch.cat([torch.arange(length, device=device) for length in lengths])
-
     def _keys(self, embeds: Tensor, normed: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values of step 0 for all rows, `[R, N, D]`."""
+        """Keys and values of step 0 for all rows, `[R, M, D]`."""
         queries = self._sizes[0]
         both = embeds[:, queries:] + F.linear(normed, self._for_states[queries:])
-        return self._split_keys(both, angles, self._positions())
+        return self._split_keys(both, angles, self._geometry.positions)
 
     def _project(
         self,
@@ -171,12 +173,11 @@ class _Pass:
         normed: Tensor,
         place: Tensor,
         angles: tuple[Tensor, Tensor],
-        at: Tensor,
         step: int,
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Queries of a step `[S, N, D]`, and after the first step the row's own key and value."""
         queries = self._sizes[0]
-        positions = self._positions().index_select(0, at) + step
+        positions = self._geometry.positions.index_select(0, self._batch.supervised) + step
         if step == 0:
             q = embeds[:, :queries].index_select(0, place) + F.linear(normed, self._for_states[:queries])
             link = None
@@ -192,9 +193,7 @@ class _Pass:
     ) -> tuple[Tensor, Tensor]:
         keys, values = both.chunk(2, dim=-1)  # keys and values have as many heads
         keys, values = (side.reshape(len(both), -1, self._head_dim) for side in (keys, values))
-        keys = self._rotate(self._head_norm(keys, "k_norm"), angles, positions)
-        groups = self._sizes[0] // self._sizes[1]
-        return keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+        return self._rotate(self._head_norm(keys, "k_norm"), angles, positions), values
 
     def _head_norm(self, heads: Tensor, name: str) -> Tensor:
         module = getattr(self._layer.self_attn, name, None)  # Qwen3 has them, Llama does not
@@ -206,7 +205,7 @@ class _Pass:
         return heads * cosine + torch.cat([-second, first], dim=-1) * sine
 
     def _finish(self, mixed: Tensor, residual: Tensor) -> Tensor:
-        hidden = residual + F.linear(mixed, self._out)
+        hidden = residual + F.linear(mixed, self._out, self._out_bias)
         gate, up = F.linear(self.norm(hidden, self._layer.post_attention_layernorm), self._gate_up).chunk(
             2, dim=-1
         )

@@ -1,95 +1,147 @@
-"""The loss of one test-time-training step: KL divergence from the verifier, without copies of the logits.
+"""The loss of one test-time-training step, without float32 copies of the logits.
 
-speculators' kl_div, summed over rows that are all supervised:
+The gradient is written over the logits block by block while they are in the cache; nothing in float32
+as large as [rows, draft] ever exists but the verifier's probabilities. A vocabulary of 32,000 at 8,192 rows
+would want 1 GB per copy.
+
+speculators' kl_div, summed over rows that are all supervised, is written out:
 
     L = sum over rows of  sum over v of  p_v * (log p_v - log q_v)        q = softmax(head @ h)
     dL/dlogits = q - p
 
-The gradient is written over the logits block by block while they are in the cache; nothing in float32
-as large as [rows, draft] ever exists. A vocabulary of 32,000 at 8,192 rows would want 1 GB per copy.
+Its other losses are its own functions, differentiated by autograd within a block.
+
+n rows of a step, S supervised rows, H hidden size.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from speculators.losses import resolve_loss_config
 from torch import Tensor
 
 # speculators adds it to the number of rows that a sum is divided by (losses/utils.py), in case of none.
 REDUCTION_EPSILON = 1e-5
-_BLOCK_ELEMENTS = 1 << 19  # 2 MiB of float32
+# Logits of a block: 2 MiB of float32 stay in a CPU's cache; a GPU wants few and large kernels.
+_BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
-class _HeadAndDivergence(torch.autograd.Function):
+class Loss(Protocol):
+    """A distance between draft and verifier, which knows the verifier's part."""
+
+    def __call__(self, block: Tensor, rows: Tensor | slice, differentiate: bool) -> tuple[Tensor, Tensor]:
+        """Summed distance (scalar) and most probable token of each row of `block`, logits `[b, draft]`.
+
+        `rows` are the verifier's rows for them. Where asked to, it replaces the block by its gradient.
+        """
+
+
+class KlDivergence:
+    """sum of p * (log p - log q); p float32 `[S, draft]`."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self._probabilities = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
+        self._entropy = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
+        size = _block_rows(scores)
+        for start in range(0, len(scores), size):
+            logs = torch.log_softmax(scores[start : start + size].float(), -1)
+            p = torch.exp(logs, out=self._probabilities[start : start + size])
+            self._entropy[start : start + size] = -torch.linalg.vecdot(p, logs)
+
+    def __call__(self, block: Tensor, rows: Tensor | slice, differentiate: bool) -> tuple[Tensor, Tensor]:
+        """As Loss says."""
+        wanted = self._probabilities[rows]
+        highest, proposals = block.max(-1)
+        q = torch.softmax(block, -1, dtype=torch.float32)
+        # log of the softmax' denominator, from its largest term
+        spread = highest.float() - q.amax(-1).log()
+        total = spread.sum() - torch.linalg.vecdot(wanted, block.float()).sum() - self._entropy[rows].sum()
+        if differentiate:
+            block.copy_(q.sub_(wanted))
+        return total, proposals
+
+
+class NamedLoss:
+    """One of speculators' losses, which take the verifier's scores, `[S, draft]`."""
+
+    def __init__(self, name: str, scores: Tensor) -> None:
+        # Their kernels need a GPU.
+        implementation = "eager" if scores.device.type == "cpu" else "fused"
+        self._function = resolve_loss_config(name, implementation)[name][0]
+        self._scores = scores
+
+    def __call__(self, block: Tensor, rows: Tensor | slice, differentiate: bool) -> tuple[Tensor, Tensor]:
+        """As Loss says."""
+        proposals = block.argmax(-1)
+        logits = block.detach().float().requires_grad_(differentiate)
+        with torch.set_grad_enabled(differentiate):
+            total = self._function(logits[None], self._scores[rows].float()[None]).sum()
+        if differentiate:
+            block.copy_(torch.autograd.grad(total, logits)[0])
+        return total.detach(), proposals
+
+
+def make_loss(name: str, scores: Tensor) -> Loss:
+    """The loss of that name against a verifier's scores `[S, draft]`."""
+    return KlDivergence(scores) if name == "kl_div" else NamedLoss(name, scores)
+
+
+def verifier_scores(hidden: Tensor, norm: Tensor, epsilon: float, head: Tensor) -> Tensor:
+    """Scores of the verifier for the draft's tokens, `[S, draft]`.
+
+    `hidden` `[S, H]` is the last layer's output before the final norm `norm` `[H]`; `head` are the
+    target's rows of the draft's tokens.
+    """
+    return F.linear(F.rms_norm(hidden.float(), norm.shape, norm.float(), epsilon).to(head.dtype), head)
+
+
+class _HeadAndLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, probabilities: Tensor, entropy: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, rows: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         logits = F.linear(hidden, head)
         proposals = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
+        differentiate = any(ctx.needs_input_grad)
+        size = _block_rows(logits)
         for start in range(0, len(logits), size):
             block = logits[start : start + size]
-            wanted = _rows(probabilities, rows, start, len(block))
-            highest, proposals[start : start + size] = block.max(-1)
-            q = torch.softmax(block, -1, dtype=torch.float32)
-            # log of the softmax' denominator, from its largest term
-            spread = highest.float() - q.amax(-1).log()
-            total += spread.sum() - torch.linalg.vecdot(wanted, block.float()).sum()
-            block.copy_(q.sub_(wanted))
-        total -= entropy[rows].sum()
+            which = _side_by_side(rows[start : start + size])
+            value, proposals[start : start + size] = loss(block, which, differentiate)
+            total += value
         ctx.save_for_backward(hidden, head, logits)
         ctx.mark_non_differentiable(proposals)
         return total, proposals
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden, head, difference = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, head, gradient = ctx.saved_tensors
         scale = gradients[0].to(head.dtype)
-        for_hidden = (difference @ head) * scale
-        for_head = None
-        if ctx.needs_input_grad[1]:
-            for_head = (difference.T @ hidden) * scale
-        return for_hidden, for_head, None, None, None
+        for_hidden = (gradient @ head) * scale if ctx.needs_input_grad[0] else None
+        for_head = (gradient.T @ hidden) * scale if ctx.needs_input_grad[1] else None
+        return for_hidden, for_head, None, None
 
 
-def _rows(table: Tensor, rows: Tensor, start: int, count: int) -> Tensor:
-    """`table[rows[start : start + count]]`, as a view where these rows lie side by side (nearly always)."""
-    first, last = int(rows[start]), int(rows[start + count - 1])
-    if last - first == count - 1:  # rows rise
-        return table[first : last + 1]
-    return table[rows[start : start + count]]
+def head_and_loss(hidden: Tensor, head: Tensor, rows: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Summed loss (scalar) and the most probable draft token of each row, `[n]`.
 
-
-def head_and_divergence(
-    hidden: Tensor, head: Tensor, probabilities: Tensor, entropy: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Divergence summed over the rows (scalar) and the most probable draft token of each row, `[n]`.
-
-    `hidden` is `[n, H]`, `head` `[draft, H]`, `probabilities` float32 `[S, draft]` of the verifier with
-    its `entropy` `[S]`, and `rows` `[n]` says which of them belong to which row of `hidden`.
+    `hidden` is `[n, H]`, `head` `[draft, H]`, and `rows` `[n]` says which of the verifier's rows belong to
+    which row of `hidden`.
     """
-    apply: Any = _HeadAndDivergence.apply
-    result: tuple[Tensor, Tensor] = apply(hidden, head, probabilities, entropy, rows)
+    apply: Any = _HeadAndLoss.apply
+    result: tuple[Tensor, Tensor] = apply(hidden, head, rows, loss)
     return result
 
 
-def verifier_distribution(
-    hidden: Tensor, norm: Tensor, epsilon: float, head: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Probabilities of the verifier over the draft's tokens, float32 `[S, draft]`, and their entropy `[S]`.
+def _block_rows(logits: Tensor) -> int:
+    return max(1, _BLOCK_ELEMENTS[logits.device.type] // logits.shape[1])
 
-    `hidden` `[S, H]` is the last layer's output before the final norm `norm` `[H]`; `head` are the
-    target's rows of the draft's tokens. "Entropy" is the sum of -p log p.
+
+def _side_by_side(rows: Tensor) -> Tensor | slice:
+    """Rising rows as a slice where they lie side by side (nearly always): a view instead of a copy.
+
+    On a GPU the question would cost more than the copy.
     """
-    scores = F.linear(F.rms_norm(hidden.float(), norm.shape, norm.float(), epsilon).to(head.dtype), head)
-    probabilities = torch.empty(scores.shape, dtype=torch.float32, device=scores.device)
-    entropy = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
-    size = max(1, _BLOCK_ELEMENTS // scores.shape[1])
-    for start in range(0, len(scores), size):
-        block = scores[start : start + size].float()
-        logs = torch.log_softmax(block, -1)
-        p = torch.exp(logs, out=probabilities[start : start + size])
-        entropy[start : start + size] = -torch.linalg.vecdot(p, logs)
-    return probabilities, entropy
+    if rows.is_cpu and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows

@@ -15,9 +15,9 @@ from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
 from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, split_samples
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import (
-    NEW_NORMS,
     layer_config,
     new_draft,
+    new_norms,
     speculator_config,
     trained_parameters,
 )
@@ -133,7 +133,13 @@ def build_model(plan: TrainingPlan) -> Any:
 def _shape(plan: TrainingPlan, weights: TargetWeights) -> tuple[Any, dict[str, bool]]:
     if plan.base_draft is not None:
         return read_base_config(Path(plan.base_draft), weights, plan.layers[:-1])
-    return layer_config(weights.config, len(plan.layers) - 1), NEW_NORMS
+    layer = layer_config(
+        weights.config,
+        len(plan.layers) - 1,
+        intermediate_size=plan.intermediate_size,
+        attention_window=plan.attention_window,
+    )
+    return layer, new_norms(per_layer_norm=plan.per_layer_norm, norm_output=plan.norm_output)
 
 
 def _wait_for(lock: Any, folder: Path) -> None:

@@ -11,7 +11,7 @@ from eagle3_pipeline.training.batches import Batch, SampleSource, pack
 
 # Batches in memory besides the one at work. More than one, since the disk is not equally fast all the time,
 # and few, since 8,192 tokens of a large target are half a gigabyte.
-_AHEAD = 3
+AHEAD = 3
 
 
 class ReadAhead:
@@ -33,7 +33,7 @@ class ReadAhead:
                     source.prefetch(indices)
                     ahead.append(reader.submit(pack, source, indices))
 
-            read(_AHEAD)
+            read(AHEAD)
             while ahead:
                 began = time.monotonic()
                 batch = ahead.popleft().result()

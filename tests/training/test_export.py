@@ -10,6 +10,7 @@ from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.training.batches import pack
+from eagle3_pipeline.training.draft import attention_window
 from eagle3_pipeline.training.export import EXPLICIT, export_draft, export_tensors
 from eagle3_pipeline.training.forward import train_forward
 from eagle3_pipeline.vocabulary.mapping import verify_mapping
@@ -56,6 +57,20 @@ def test_the_config_says_all_that_acceptance_depends_on(tmp_path: Path) -> None:
     assert layer["rope_parameters"]["rope_theta"] == 10000.0
     assert config["architectures"] == ["Eagle3Speculator"]
     assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_window_and_another_mlp_are_in_the_config_where_vllm_looks(tmp_path: Path, kind: str) -> None:
+    # 4,096 is the default of a Qwen3 config, and a default is easily left out of a file.
+    export_draft(draft(kind, window=4096, intermediate_size=64), tmp_path / "draft", LAYERS[:-1])
+    layer = json.loads((tmp_path / "draft" / "config.json").read_text())["transformer_layer_config"]
+    assert (layer["layer_types"], layer["sliding_window"]) == (["sliding_attention"], 4096)
+    assert layer["intermediate_size"] == 64
+    config = Eagle3SpeculatorConfig.from_pretrained(tmp_path / "draft")
+    assert attention_window(config.transformer_layer_config) == 4096
+    again = Eagle3DraftModel(config)
+    assert (again.sliding_window, again.uses_full_attn) == (4096, False)
+    assert again.layers[0].mlp.up_proj.out_features == 64
 
 
 def test_floats_are_bfloat16_and_the_vocabulary_map_is_whole(tmp_path: Path) -> None:

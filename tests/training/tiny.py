@@ -90,11 +90,18 @@ def draft_map() -> tuple[torch.Tensor, torch.Tensor]:
     return chosen - torch.arange(DRAFT), t2d
 
 
-def draft(kind: str = "llama", *, train_head: bool = True, **norms: bool) -> Any:
+def draft(
+    kind: str = "llama",
+    *,
+    train_head: bool = True,
+    window: int | None = None,
+    intermediate_size: int | None = None,
+    **norms: bool,
+) -> Any:
     """A new draft of the invented target."""
     weights = target_weights(kind)
     config = speculator_config(
-        layer_config(weights.config, 3),
+        layer_config(weights.config, 3, intermediate_size=intermediate_size, attention_window=window),
         weights,
         target_name="somebody/tiny",
         aux_layers=LAYERS[:-1],

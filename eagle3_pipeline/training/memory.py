@@ -1,0 +1,214 @@
+"""What a training step holds in memory, computed from shapes before the first one, and whether there is room.
+
+    weights      float32, as they are trained (the head too where it is not)
+    frozen       the target's embedding, final norm and its head's rows of the draft's tokens
+    optimizer    float32: two moments for AdamW, one for what Muon takes, and the start that is pulled to
+    gradients    float32
+    batches      those that are read ahead, and the one under way
+    activations  what a pass keeps for its backward, and what the backward makes: in the pass's dtype
+
+Gradients come into being while activations go, so one pass holds the larger of both, unless gradients stay
+(several batches to a step, or several processes).
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.samples.state_room import gib
+from eagle3_pipeline.training.draft import FROZEN, trained_parameters
+from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.reading import AHEAD
+
+logger = logging.getLogger(__name__)
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one process, by what they hold."""
+
+    weights: int
+    frozen: int
+    optimizer: int
+    gradients: int
+    batches: int
+    activations: int
+    gradients_stay: bool
+
+    @property
+    def lasting(self) -> int:
+        """What is there between steps."""
+        return self.weights + self.frozen + self.optimizer + self.batches
+
+    @property
+    def total(self) -> int:
+        """The most that is held at once."""
+        if self.gradients_stay:
+            return self.lasting + self.gradients + self.activations
+        return self.lasting + max(self.gradients, self.activations)
+
+    def in_words(self) -> str:
+        """The parts, for a log."""
+        names = ("weights", "frozen", "optimizer", "gradients", "batches", "activations")
+        return ", ".join(f"{name} {gib(getattr(self, name))}" for name in names)
+
+
+def expected_bytes(
+    model: Any,
+    *,
+    rows: int,
+    steps: int,
+    supervised: int | None = None,
+    loss: str = "kl_div",
+    optimizer: str = "adamw",
+    pulled: bool = False,
+    gradients_stay: bool = False,
+    ahead: int = AHEAD,
+) -> MemoryPlan:
+    """Bytes of a step over batches of at most `rows` rows, all of them supervised unless it is said.
+
+    `ahead` batches lie read beside the one at work. `model` may be on the meta device. Activations are those
+    of a pass in bfloat16.
+    """
+    trained = trained_parameters(model)
+    count = sum(one.numel() for one in trained.values())
+    orthogonal = sum(
+        one.numel()
+        for name, one in trained.items()
+        if optimizer == "muon" and one.ndim == 2 and name != "lm_head.weight"
+    )
+    named = dict(model.named_parameters())
+    frozen = sum(_bytes(one) for name, one in named.items() if name in FROZEN)
+    shape = _Shape(model)
+    queries = rows if supervised is None else supervised
+    return MemoryPlan(
+        weights=sum(_bytes(one) for name, one in named.items() if name not in FROZEN),
+        frozen=frozen,
+        optimizer=4 * (2 * count - orthogonal + (count if pulled else 0)),
+        gradients=4 * count,
+        batches=(1 + ahead) * shape.batch(rows, queries),
+        activations=shape.pass_(rows, queries, steps, loss),
+        gradients_stay=gradients_stay,
+    )
+
+
+class _Shape:
+    """Numbers per row, from the model's config; names as in forward.py."""
+
+    def __init__(self, model: Any) -> None:
+        layer = model.config.transformer_layer_config
+        self.hidden = int(layer.hidden_size)
+        self.aux = int(model.fc.weight.shape[1]) // self.hidden
+        self.is_normed = model.input_norm is not None or model.fc_norm is not None
+        self.head_dim = int(layer.head_dim)
+        self.heads = int(layer.num_attention_heads)
+        self.queries = self.heads * self.head_dim
+        self.keys = int(layer.num_key_value_heads) * self.head_dim
+        self.inner = int(layer.intermediate_size)
+        self.tokens = int(model.config.draft_vocab_size)
+        # Cast once per batch, with a gradient of the same size that grows from step to step.
+        self.casts: int = 2 * sum(
+            one.numel() for name, one in model.named_parameters() if name not in FROZEN and one.ndim == 2
+        )
+
+    def batch(self, rows: int, supervised: int) -> int:
+        """States and verifier's states in bfloat16; ids and masks are next to nothing."""
+        return 2 * self.hidden * (self.aux * rows + supervised)
+
+    def pass_(self, rows: int, supervised: int, steps: int, loss: str) -> int:
+        """What is kept until the backward has begun, and what it begins with."""
+        kept = 2 * (rows * self._per_row() + supervised * sum(self._per_query(step) for step in range(steps)))
+        # Logits of each step, as gradients; the verifier's probabilities in float32, or its scores.
+        vocabulary = 2 * supervised * self.tokens * (steps + (2 if loss == "kl_div" else 1))
+        logs = 4 * supervised * self.heads * steps
+        begun = 2 * supervised * (4 * self.inner + 3 * self.hidden)
+        return 2 * self.casts + kept + vocabulary + logs + begun
+
+    def _per_row(self) -> int:
+        """Numbers that step 0 keeps of each row."""
+        fused = 2 * self.aux * self.hidden if self.is_normed else 0  # unit and normed states of the layers
+        normed = 4 * self.hidden  # unit and normed, of embedding and state
+        return fused + normed + (self.queries + 2 * self.keys) + 3 * self.keys + 2 * self.head_dim
+
+    def _per_query(self, step: int) -> int:
+        """Numbers that a step keeps of each supervised row."""
+        attention = 2 * self.queries + 2 * self.head_dim + self.hidden
+        if step:  # the row's own link of the chain, and the unit state that it comes from
+            attention += self.queries + 3 * self.keys + self.hidden
+        mlp = 2 * self.hidden + 4 * self.inner
+        return attention + mlp + 2 * self.hidden  # the last: unit and normed state before the head
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def require_memory(model: Any, plan: TrainingPlan, rows: Iterable[int], device: torch.device) -> MemoryPlan:
+    """Log what a step of the plan holds, and raise NotEnoughRoom where the device has less.
+
+    `rows` are those of each sample; the model is built and still on the CPU.
+    """
+    lengths = list(rows)
+    parts = plan.accumulation * plan.processes
+    longest = max(max(lengths), min(sum(lengths), plan.tokens_per_step // parts))
+    wanted = expected_bytes(
+        model,
+        rows=longest,
+        steps=plan.test_time_steps,
+        loss=plan.loss,
+        optimizer=plan.optimizer,
+        pulled=plan.pull_to_start > 0,
+        gradients_stay=parts > 1,
+        ahead=AHEAD if device.type == "cpu" else 0,  # they wait in the memory of the machine
+    )
+    free = free_bytes(device)
+    if device.type == "cpu":
+        free = (free + wanted.weights + wanted.frozen) // plan.processes  # the model is there already
+    logger.info(
+        "a step holds up to %s in batches of %d rows (%s); the %s has %s free",
+        *(gib(wanted.total), longest, wanted.in_words(), device.type, gib(free)),
+    )
+    if wanted.total > free:
+        raise NotEnoughRoom(
+            f"a training step holds up to {gib(wanted.total)} in batches of {longest} rows "
+            f"({wanted.in_words()}), the {device.type} has {gib(free)} free. Lower training.tokens_per_step, "
+            f"or raise training.accumulation: its batches are smaller{_the_longest(lengths, plan, parts)}."
+        )
+    return wanted
+
+
+def _the_longest(lengths: list[int], plan: TrainingPlan, parts: int) -> str:
+    if max(lengths) <= plan.tokens_per_step // parts:
+        return ""
+    return (
+        f". The longest sample alone has {max(lengths)} rows, and is never cut: lower "
+        "extraction.max_sample_tokens for less"
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process may still take: of a GPU, or of the machine and its control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(int(psutil.virtual_memory().available), _free_in_group())
+
+
+def _free_in_group() -> int:
+    """What the limit of a container leaves; no limit is a very large one."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        statistics = (_CGROUP / "memory.stat").read_text().split()
+    except OSError:  # another system, or the first version of control groups
+        return 1 << 62
+    # Pages of files count as used, and are given back when they are wanted.
+    files = int(statistics[statistics.index("inactive_file") + 1])
+    return (1 << 62) if limit == "max" else int(limit) - used + files

@@ -1,0 +1,164 @@
+"""What a step holds is computed as it is, and a step that does not fit is refused before it begins."""
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from speculators.models.eagle3 import Eagle3DraftModel
+
+from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.target_weights import TargetWeights
+from eagle3_pipeline.training import memory as module
+from eagle3_pipeline.training.batches import pack
+from eagle3_pipeline.training.draft import FROZEN, layer_config, new_norms, speculator_config
+from eagle3_pipeline.training.forward import train_forward
+from eagle3_pipeline.training.memory import MemoryPlan, expected_bytes, free_bytes, require_memory
+from tests.training.tiny import draft, memory, plan
+
+_PAGE = Path(__file__).parents[2] / "docs" / "steps" / "draft-checkpoint.md"
+_CPU = torch.device("cpu")
+_LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
+# Name, the target's config, draft tokens and tokens of a batch, as in the table of the page.
+_TARGETS: list[tuple[str, dict[str, Any], int, int]] = [
+    (
+        "SmolLM2-135M",
+        _LLAMA
+        | {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+        | {"intermediate_size": 1536, "vocab_size": 49152},
+        4096,
+        2048,
+    ),
+    (
+        "Llama-3.1-8B",
+        _LLAMA
+        | {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+        | {"intermediate_size": 14336, "vocab_size": 128256},
+        32000,
+        8192,
+    ),
+    (
+        "Kimi-K2.5",
+        {"model_type": "kimi_k2", "hidden_size": 7168, "num_attention_heads": 64}
+        | {"intermediate_size": 18432, "vocab_size": 163840, "rms_norm_eps": 1e-5},
+        32000,
+        8192,
+    ),
+]
+
+
+def _on_meta(target: dict[str, Any], draft_tokens: int) -> Any:
+    """A new draft of the target without its numbers."""
+    with torch.device("meta"):
+        nothing = torch.empty(0)
+        layer = layer_config(target, 3)
+        model = Eagle3DraftModel(
+            speculator_config(
+                layer,
+                TargetWeights(nothing, nothing, nothing, target, ()),
+                target_name="somebody/large",
+                aux_layers=(2, 5, 8),
+                draft_tokens=draft_tokens,
+                speculative_tokens=3,
+                norms=new_norms(per_layer_norm=True, norm_output=False),
+            )
+        )
+    for name, one in model.named_parameters():
+        one.requires_grad_(name not in FROZEN)
+    for part in (model.embed_tokens, model.verifier_lm_head):
+        part.to(torch.bfloat16)
+    return model
+
+
+def _row(name: str, found: MemoryPlan, rows: int) -> str:
+    parts = (found.weights, found.optimizer, found.gradients, found.frozen, found.activations, found.total)
+    return f"| {name} | {rows:,} | " + " | ".join(f"{part / 2**30:.2f}" for part in parts) + " |"
+
+
+@pytest.mark.parametrize(("name", "target", "tokens", "rows"), _TARGETS, ids=[one[0] for one in _TARGETS])
+def test_the_page_says_what_known_targets_take(
+    name: str, target: dict[str, Any], tokens: int, rows: int
+) -> None:
+    found = expected_bytes(_on_meta(target, tokens), rows=rows, steps=3, ahead=0)
+    assert _row(name, found, rows) in _PAGE.read_text()
+
+
+@pytest.mark.parametrize("loss", ["kl_div", "tv"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_a_pass_keeps_is_computed_within_a_tenth(loss: str, steps: int) -> None:
+    model = draft(**new_norms(per_layer_norm=True, norm_output=False))
+    for part in (model.embed_tokens, model.verifier_lm_head):
+        part.to(torch.bfloat16)
+    batch = pack(memory([(120, 4), (200, 4), (150, 4)]), range(3))
+    rows, supervised = len(batch.tokens), len(batch.supervised)
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(weakref.ref(tensor))  # what a block of the loss saves for itself goes with it
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        results = train_forward(model, batch, steps, loss=loss)
+    storages = [one.untyped_storage() for one in (reference() for reference in kept) if one is not None]
+    sizes = {one.data_ptr(): one.nbytes() for one in storages}
+    lasting = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    found = sum(size for place, size in sizes.items() if place not in lasting)
+    shape = module._Shape(model)
+    # Not saved by autograd: the verifier's part, projections of the embeddings, gradients of the casts, and
+    # what the backward begins with.
+    verifier = supervised * model.config.draft_vocab_size * (4 if loss == "kl_div" else 2)
+    embeds = 2 * rows * (shape.queries + 2 * shape.keys)
+    begun = 2 * supervised * (4 * shape.inner + 3 * shape.hidden)
+    expected = shape.pass_(rows, supervised, steps, loss) - verifier - embeds - shape.casts - begun
+    assert len(results) == steps
+    assert expected == pytest.approx(found, rel=0.1)
+
+
+def test_parts_and_gradients_that_stay_add_up() -> None:
+    model = draft()
+    once = expected_bytes(model, rows=100, steps=3)
+    stays = expected_bytes(model, rows=100, steps=3, gradients_stay=True)
+    assert once.total == once.lasting + max(once.gradients, once.activations)
+    assert stays.total == once.lasting + once.gradients + once.activations
+    assert expected_bytes(model, rows=100, steps=3, pulled=True).optimizer == 1.5 * once.optimizer
+    assert expected_bytes(model, rows=100, steps=3, optimizer="muon").optimizer < once.optimizer
+    assert expected_bytes(model, rows=50, steps=3).activations < once.activations
+
+
+def test_a_step_that_does_not_fit_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "free_bytes", lambda device: 1 << 10)
+    with pytest.raises(NotEnoughRoom, match=r"batches of 40 rows .*training\.accumulation: its batches are"):
+        require_memory(draft(), plan(tmp_path), [10, 20, 30], _CPU)
+    with pytest.raises(NotEnoughRoom, match=r"longest sample alone has 90 rows.*max_sample_tokens"):
+        require_memory(draft(), plan(tmp_path, accumulation=2), [10, 20, 90], _CPU)
+
+
+def test_a_step_that_fits_is_logged_with_its_parts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    wanted = require_memory(draft(), plan(tmp_path), [10, 20], _CPU)
+    assert wanted.total < free_bytes(_CPU)
+    assert "a step holds up to" in caplog.text
+    assert "batches of 30 rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 1 << 62), (str(8 << 30), (8 << 30) - (3 << 30) + (1 << 30))]
+)
+def test_the_limit_of_a_container_counts_without_pages_that_can_go(
+    limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 30}\nactive_file 7\n")
+    assert module._free_in_group() == free
+
+
+def test_without_control_groups_the_machine_alone_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CGROUP", tmp_path)
+    assert module._free_in_group() == 1 << 62
