@@ -4,7 +4,7 @@ import dagster as dg
 
 from assets.identity import identity
 from assets.outcome import outcome
-from assets.step import step
+from assets.step import RETRIES, step
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.room import require_machine
 from eagle3_pipeline.target import make_target
@@ -14,7 +14,7 @@ from resources import Storage
 def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
 
-    @dg.asset(**identity(recipe, "target_model", {"huggingface"}))
+    @dg.asset(**identity(recipe, "target_model", {"huggingface"}), retry_policy=RETRIES)
     def target_model(storage: Storage) -> dg.MaterializeResult:
         """The target (verifier): found locally, downloaded at its revision or converted from a package.
 

@@ -6,7 +6,7 @@ places exactly where results change:
 
     target_model ─┬─ prompts ─ synthetic_samples ─┬─ sample_audit ─ hidden_state_shards ─┐
                   │                               └─ vocabulary_map ─────────────────────┤
-    base_draft ───┴──────────────────────────────────────────────────── draft_checkpoint ┤
+                  └─ base_draft ─────────────────────────────────────── draft_checkpoint ┤
                                                    acceptance_report ─ released_draft ───┘
 
 A shard of samples depends on its own prompts only: raising the count redoes nothing, and neither does
@@ -73,10 +73,10 @@ class Lineage:
         return self._place("target_model", inputs)
 
     def base_draft(self) -> Place:
-        """The pretrained draft to start from; a local one is observed by its content."""
+        """The pretrained draft to start from, for this target; a local one is observed by its content."""
         draft = self.recipe.base_draft
         inputs = self.recipe.settings("base_draft") | _content(draft.path if draft else None)
-        return self._place("base_draft", inputs)
+        return self._place("base_draft", {**inputs, "target": self._target()})
 
     def model_path(self) -> Path:
         """The folder of the target; raises MissingInput."""

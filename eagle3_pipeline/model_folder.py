@@ -6,7 +6,7 @@ larger ones            name, size and 64 blocks of 4 KiB, evenly spread: the wei
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.provenance import fingerprint
 
 _SUFFIXES = (".json", ".jinja", ".model", ".txt", ".py", ".safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _WHOLE_BYTES = 64 * 2**20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
-_INDEX = "model.safetensors.index.json"
+INDEX_NAME = "model.safetensors.index.json"
 
 
 def content_of_model(folder: Path) -> str:
@@ -68,9 +69,8 @@ def require_whole(folder: Path) -> dict[str, Any]:
             "take a whole model folder, not one of its parts or of an adapter."
         )
     if not any(folder.glob("*.safetensors")):
-        raise BadInput(
-            f"{folder} has no *.safetensors. Other weight files are not read (pickles can run code)."
-        )
+        names = [path.name for path in folder.iterdir()]
+        raise BadInput(f"{folder} has no *.safetensors{pickles_among(names)}")
     if missing := _missing_weights(folder):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise BadInput(
@@ -78,6 +78,18 @@ def require_whole(folder: Path) -> dict[str, Any]:
             "whole, and materialise target_model again."
         )
     return config
+
+
+def pickles_among(names: Iterable[str]) -> str:
+    """How "it has no *.safetensors" goes on: with the pickles that are there instead, and what to do."""
+    if not (found := sorted(name for name in names if Path(name).suffix in _PICKLES)):
+        return ". Take a whole model folder."
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f", only pickles ({', '.join(found[:3])}{more}). They can run code when they are read, so they never "
+        "are. If you trust their author, convert them once (torch.load, then safetensors.torch.save_file), "
+        "and name the folder with path in the recipe."
+    )
 
 
 def is_whole(folder: Path) -> bool:
@@ -89,11 +101,11 @@ def is_whole(folder: Path) -> bool:
 def _missing_weights(folder: Path) -> list[str]:
     """Weight files that are listed, by the folder or by the index of the weights, and cannot be read."""
     names = {path.name for path in folder.glob("*.safetensors")}
-    if (index := folder / _INDEX).is_file():
+    if (index := folder / INDEX_NAME).is_file():
         try:
             names |= {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError):
-            return [_INDEX]
+            return [INDEX_NAME]
     return sorted(name for name in names if not (folder / name).is_file())
 
 

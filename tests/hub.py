@@ -1,11 +1,14 @@
-"""A stand-in of the Hugging Face hub on a loopback socket: data sets of several commits, and what was asked.
+"""A stand-in of the Hugging Face hub on a loopback socket: data sets and models of several commits, and what
+was asked.
 
-It speaks what huggingface_hub and datasets really ask when a dataset is resolved and streamed:
+It speaks what huggingface_hub and datasets really ask when a dataset is streamed or a model downloaded:
 
-    GET  /api/datasets/<id>[/revision/<revision>]       commit and file list
+    GET  /api/datasets/<id>[/revision/<revision>]       commit and file list, with sizes
     GET  /api/datasets/<id>/tree/<revision>/<folder>    files with sizes
     HEAD /datasets/<id>/resolve/<revision>/<path>       size, ETag and commit of a file
     GET  the same                                       its bytes, or the range that is asked
+
+For models the same under /api/models, and without a prefix for files.
 
 The client reads HF_ENDPOINT when it is imported: it wants a process of its own, with `Hub.environment`.
 """
@@ -15,7 +18,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _ROUTE = re.compile(
-    r"/(?:api/)?datasets/(?P<id>[^/]+/[^/]+)"
+    r"/(?:api/(?:datasets|models)/|datasets/|)(?P<id>[^/]+/[^/]+)"
     r"(?:/(?P<what>revision|tree|resolve)/(?P<revision>[^/]+)(?:/(?P<path>.*))?)?"
 )
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
@@ -32,11 +35,17 @@ Files = dict[str, bytes]
 
 
 class Hub:
-    """What the stand-in holds. `main` of a dataset is the commit that was pushed last."""
+    """What the stand-in holds. `main` of a dataset or a model is the commit that was pushed last."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.asked: list[str] = []
+        self.cut: set[str] = set()
+        """Files of which half is sent, once, before the connection breaks."""
+        self.before_file: Callable[[str], None] = lambda _: None
+        """Called before the bytes of a file are sent; it may wait."""
+        self.is_down = False
+        """Every request is answered with 503."""
         self._commits: dict[str, dict[str, Files]] = {}
 
     def push(self, dataset: str, files: Files) -> str:
@@ -92,6 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path = unquote(url.path)
         hub.asked.append(f"{self.command} {path}")
+        if hub.is_down:
+            return self._send(503, b"", {})
         route = _ROUTE.fullmatch(path)
         if route is None:
             return self._refuse("EntryNotFound", "no such page")
@@ -103,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         if route["what"] == "resolve":
             return self._file(commit, files, route["path"])
         if route["what"] in ("revision", None):
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
             return self._json({"id": route["id"], "sha": commit, "siblings": siblings, "tags": []}, commit)
         folder = f"{route['path'].strip('/')}/" if route["path"] else ""
         recursive = parse_qs(url.query).get("recursive", ["false"])[0].lower() == "true"
@@ -114,13 +125,27 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, commit: str, files: Files, name: str) -> None:
         if name not in files:
             return self._refuse("EntryNotFound", f"no file {name}")
+        hub: Hub = self.server.hub  # type: ignore[attr-defined]
         content, status, headers = files[name], 200, {}
         if asked := _RANGE.fullmatch(self.headers.get("Range", "")):
             start, end = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
             content, status = content[start : end + 1], 206
         headers |= {"ETag": f'"{_oid(files[name])}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if self.command == "GET":
+            hub.before_file(name)
+            if name in hub.cut:
+                hub.cut.remove(name)
+                return self._break_off(content, headers)
         self._send(status, content, headers)
+
+    def _break_off(self, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
 
     def _json(self, value: Any, commit: str) -> None:
         headers = {"Content-Type": "application/json", "X-Repo-Commit": commit}

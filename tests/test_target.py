@@ -1,4 +1,4 @@
-"""The target and the base draft: what they are, where they lie, and what happens when they are gone."""
+"""The target: what it is, where it lies, and what happens when it is gone."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from eagle3_pipeline import target
-from eagle3_pipeline.errors import BadInput, NotEnoughRoom, RecipeError
+from eagle3_pipeline import model_place, target
+from eagle3_pipeline.errors import BadInput, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.model_folder import content_of_model, is_whole, read_config, require_whole
 from eagle3_pipeline.recipe import load_recipe
-from eagle3_pipeline.target import download, make_base_draft, make_target
+from eagle3_pipeline.target import make_target
 from tests.recipes import tiny_recipe
 
 CONFIG = {
@@ -102,19 +102,6 @@ def test_a_stretch_of_large_weights_that_changes_is_noticed_wherever_it_is(tmp_p
         file.write(b"\1" * ((66 << 20) // 63 + 4096))
         file.truncate(66 << 20)
     assert content_of_model(folder) != before
-
-
-def test_a_local_base_draft_edited_in_place_is_another_one(tmp_path: Path) -> None:
-    draft = write_model(tmp_path / "draft")
-    lineage = make_lineage(
-        tmp_path, {"path": write_model(tmp_path / "model")}, base_draft={"path": "../draft"}
-    )
-    before = make_base_draft(lineage)
-    assert lineage.base_draft_path() == draft
-    (draft / "model.safetensors").write_bytes(b"weightz")
-    after = make_base_draft(lineage)
-    assert before.fingerprint != after.fingerprint
-    assert before.facts["model_fingerprint"] != after.facts["model_fingerprint"]
 
 
 def test_a_converted_target_is_found_where_the_storage_root_was_moved_to(
@@ -209,19 +196,18 @@ def test_an_emptied_cache_is_filled_again_with_the_same_commit(
 ) -> None:
     asked: list[str] = []
 
-    def fetch(hub_id: str, revision: str, *, with_code: bool) -> Path:
+    def fetch(hub_id: str, revision: str, beside: tuple[str, ...]) -> Path:
         asked.append(revision)
         return write_model(tmp_path / "cache" / "snapshots" / ("c" * 40))
 
-    monkeypatch.setattr(target, "download", fetch)
-    lineage = make_lineage(tmp_path, {"hub_id": "someone/a-model"}, base_draft={"hub_id": "someone/a-draft"})
-    made, draft = make_target(lineage), make_base_draft(lineage)
+    monkeypatch.setattr(model_place, "download", fetch)
+    lineage = make_lineage(tmp_path, {"hub_id": "someone/a-model"})
+    made = make_target(lineage)
     assert make_target(lineage) == made
+    assert made.facts["revision"] == "c" * 40
     shutil.rmtree(tmp_path / "cache")
     assert make_target(lineage).digest == made.digest
-    shutil.rmtree(tmp_path / "cache")
-    assert make_base_draft(lineage).digest == draft.digest
-    assert asked == ["main", "main", "c" * 40, "c" * 40]
+    assert asked == ["main", "c" * 40]
 
 
 def test_a_cache_whose_links_lead_nowhere_is_not_whole(tmp_path: Path) -> None:
@@ -233,24 +219,6 @@ def test_a_cache_whose_links_lead_nowhere_is_not_whole(tmp_path: Path) -> None:
     assert not is_whole(folder)
 
 
-def test_a_download_must_fit_on_the_disk_of_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-    from huggingface_hub import constants
-    from huggingface_hub.hf_api import ModelInfo
-
-    def info(*_: Any, **__: Any) -> ModelInfo:
-        return ModelInfo(id="a/b", siblings=[{"rfilename": "model.safetensors", "size": 1 << 60}])
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    with pytest.raises(NotEnoughRoom, match=rf"downloading a/b needs .* of {tmp_path}, .*HF_HOME") as refusal:
-        download("a/b", "main", with_code=False)
-    assert "prompts.count" not in str(refusal.value)
-
-
 def test_layers_are_held_against_a_target_that_was_made_before(tmp_path: Path) -> None:
     model = {"path": write_model(tmp_path / "model")}
     make_target(make_lineage(tmp_path, model))
@@ -260,15 +228,13 @@ def test_layers_are_held_against_a_target_that_was_made_before(tmp_path: Path) -
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    lineage = make_lineage(tmp_path, {"path": folder}, base_draft={"path": "../model"})
+    lineage = make_lineage(tmp_path, {"path": folder})
     with pytest.raises(BadInput, match="is no model folder"):
         make_target(lineage)
     write_model(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(BadInput, match=r"has no \*\.safetensors"):
         make_target(lineage)
-    with pytest.raises(BadInput, match="is no draft"):
-        make_base_draft(lineage)
 
 
 def test_a_config_that_names_no_architecture_is_no_model(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle3_pipeline.errors import BadInput, Eagle3Error, SourceUnreachable
+from eagle3_pipeline.hub import is_passing
 from eagle3_pipeline.prompts.parsing import is_some, media_columns, needed_columns
 from eagle3_pipeline.prompts.sources import Row
 from eagle3_pipeline.recipe.prompts import PromptSource
@@ -11,7 +12,6 @@ from eagle3_pipeline.recipe.prompts import PromptSource
 _SHUFFLE_BUFFER_ROWS = 10_000  # about 50 MB of conversations
 _SHUFFLE_INPUT_FILES = 10  # the default of datasets, named because another number is another order
 _ROWS_AT_ONCE = 100  # with their images, before those become flags
-_STATUSES_THAT_PASS = {408, 429, *range(500, 600)}
 _NAMES = "Check the names and HF_TOKEN, or download it and give its path."
 
 
@@ -120,30 +120,9 @@ def _unreadable(source: PromptSource, error: Exception, way_out: str = _NAMES) -
         f"dataset {source.dataset}{subset}, revision {source.revision}, split {source.split} cannot be read: "
         f"{type(error).__name__}: {error}."
     )
-    if _is_passing(error):
+    if is_passing(error):
         return SourceUnreachable(
             f"{what} Another attempt may reach it; if none does, check the network and the proxy, "
             "or download it and give its path."
         )
     return BadInput(f"{what} {way_out}")
-
-
-def _is_passing(error: BaseException) -> bool:
-    """Whether the network or the hub failed; `datasets` wraps such errors in others."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    chain = [error]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(inner)
-    if any(isinstance(one, OfflineModeIsEnabled) for one in chain):
-        return False
-    for one in chain:
-        status = getattr(getattr(one, "response", None), "status_code", None)
-        if status is not None:
-            return status in _STATUSES_THAT_PASS
-        # httpx or httpx2, after the version of huggingface_hub
-        if any(kind.__name__ == "TransportError" for kind in type(one).__mro__):
-            return True
-        if isinstance(one, ConnectionError | TimeoutError):
-            return True
-    return False

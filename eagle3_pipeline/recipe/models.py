@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 
 from eagle3_pipeline.recipe.strict import Strict
 
+LayersCounted = Literal["auto", "input", "output"]
+
 
 class Target(Strict):
     """The model to make faster (the verifier). Exactly one of `path`, `hub_id` and `package` is given."""
@@ -38,7 +40,10 @@ class BaseDraft(Strict):
     hub_id: str | None = None
     """A Hugging Face model id such as `AQ-MedAI/Kimi-K2-Instruct-eagle3`."""
     revision: str = "main"
-    """Branch, tag or commit of `hub_id`."""
+    """Branch, tag or commit of `hub_id`; a commit pins it."""
+    layers_counted: LayersCounted = "auto"
+    """How the draft's config counts the layers that feed it: by what enters them, or by what leaves them
+    (SpecForge, SGLang). `auto` follows the config's layout, and asks where that does not say it."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

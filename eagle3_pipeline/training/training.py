@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from eagle3_pipeline.base_draft import require_base_layers
 from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.lineage import Lineage
@@ -171,6 +172,7 @@ def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
     settings = recipe.training.model_dump(exclude={"draft_layers", "sweep"})
     vocabulary = lineage.vocabulary_map()
     vocabulary.require()
+    require_base_layers(lineage)
     base = lineage.base_draft_path()
     place = lineage.draft_checkpoint()
     states = [lineage.hidden_state_shards(shard) for shard in turn.shards]

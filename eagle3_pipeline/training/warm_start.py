@@ -1,57 +1,39 @@
-"""Starting from a pretrained draft: its config read, its tensors renamed by rule, every one accounted for.
+"""Starting from a pretrained draft: a layer of its shape, its weights in it, every tensor accounted for.
 
-A tensor that finds no place, or a place that finds no tensor, is an error: a draft that is half loaded
-trains without complaint, as if from scratch.
+base_config.py says what its config means, base_tensors.py how its tensors are named.
 """
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.target_weights import TargetWeights
+from eagle3_pipeline.training.base_config import attention_of, layer_of, norm_flags, read_config
+from eagle3_pipeline.training.base_tensors import list_tensors, require_fit
+from eagle3_pipeline.training.draft import speculator_config
 from eagle3_pipeline.training.rope import rope_parameters
 
-# The names of the EAGLE-3 authors' code and of SpecForge on the left, speculators' on the right.
-RENAMED = (("midlayer.", "layers.0."),)
-_WRAPPER = "model."
-# Not weights: the vocabulary map is kept by vocabulary_map, frequencies are computed from the config.
-_LEFT_OUT = ("d2t", "t2d", "layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
-_OPTIONAL = ("embed_tokens.weight",)
-_NORM_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_KEPT = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "attention_bias", "initializer_range", "rms_norm_eps", "max_position_embeddings"),
+)
 
 
 def read_base_config(
     base: Path, weights: TargetWeights, layers: tuple[int, ...]
 ) -> tuple[PretrainedConfig, dict[str, bool]]:
-    """Layer config and norm flags of the base draft; raises BadInput if it draws on other layers."""
-    config = json.loads((base / "config.json").read_text())
-    nested = config.get("eagle_config") or {}
-    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
-    if ids is None:  # vLLM's rule for drafts that do not say it
-        depth = int(weights.config["num_hidden_layers"])
-        ids = [2, depth // 2, depth - 3]
-    if tuple(ids) != layers:
-        raise BadInput(
-            f"the base draft {base} draws on the layers {list(ids)}, extraction.layers has {list(layers)} "
-            f"before the last: set it to {[*ids, int(weights.config['num_hidden_layers'])]}"
-        )
-    shape = config.get("transformer_layer_config") or config
-    wanted = (
-        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-        *("hidden_act", "attention_bias", "initializer_range", "rms_norm_eps"),
-        "max_position_embeddings",
-    )
-    values = {name: shape[name] for name in wanted if shape.get(name) is not None}
+    """Layer config and norm flags of the base draft, for a draft that draws on `layers`; raises BadInput."""
+    config = read_config(base)
+    shape = layer_of(config)
+    values = {name: shape[name] for name in _KEPT if shape.get(name) is not None}
     kind = Qwen3Config if shape.get("model_type") == "qwen3" else LlamaConfig
     layer = kind(
         **values,
-        rope_parameters=rope_parameters(shape),
+        **attention_of(base, shape),
+        rope_parameters=rope_parameters(dict(shape)),
         vocab_size=weights.config["vocab_size"],
         num_hidden_layers=1,
         tie_word_embeddings=False,
@@ -59,52 +41,49 @@ def read_base_config(
         num_aux_hidden_states=len(layers),
         dtype="bfloat16",
     )
-    return layer, {flag: bool(nested.get(flag, config.get(flag, False))) for flag in _NORM_FLAGS}
+    return layer, norm_flags(config)
 
 
 def load_base(model: Any, base: Path) -> None:
     """Put all weights of the base draft into the model; raises BadInput with all that does not fit."""
-    tensors = read_renamed(base)
-    places: dict[str, Tensor] = {
-        name: one for name, one in model.named_parameters() if not name.startswith("verifier_")
-    }
-    missing = sorted(set(places) - set(tensors) - set(_OPTIONAL))
-    strange = sorted(set(tensors) - set(places))
-    shapes = [
-        f"{name} {list(tensors[name].shape)} for {list(place.shape)}"
-        for name, place in sorted(places.items())
-        if name in tensors and tensors[name].shape != place.shape
-    ]
-    if missing or strange or shapes:
-        raise BadInput(
-            f"the base draft {base} does not fit: missing {missing or 'nothing'}, unknown "
-            f"{strange or 'nothing'}, other shapes {shapes or 'none'}. Known renamings: {dict(RENAMED)}. "
-            "Take another base draft, or none."
-        )
+    tensors = list_tensors(base)
+    places = _places(model)
+    require_fit(base, tensors, {name: tuple(one.shape) for name, one in places.items()}, _optional(model))
     with torch.no_grad():
-        for name, value in tensors.items():
-            places[name].copy_(value)
+        for name, tensor in tensors.items():
+            places[name].copy_(tensor.read())
 
 
-def read_renamed(base: Path) -> dict[str, Tensor]:
-    """The weights of a draft folder under speculators' names; raises BadInput if two want the same name."""
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(base.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as weights:
-            for found in weights.keys():  # noqa: SIM118 - it is no dict
-                name = renamed(found)
-                if name in _LEFT_OUT:
-                    continue
-                if name in tensors:
-                    raise BadInput(f"the base draft {base} has two tensors for {name}, one of them {found}")
-                tensors[name] = weights.get_tensor(found)
-    return tensors
+def require_base_fits(
+    base: Path, target: Mapping[str, Any], layers: tuple[int, ...], draft_tokens: int
+) -> None:
+    """Raise BadInput where `load_base` would, from names and shapes alone; `target` is its config."""
+    from speculators.models.eagle3 import Eagle3DraftModel
+
+    with torch.device("meta"):
+        size, hidden = int(target["vocab_size"]), int(target["hidden_size"])
+        embedding = torch.empty(size, hidden)
+        weights = TargetWeights(embedding, embedding, torch.empty(hidden), dict(target), ())
+        layer, norms = read_base_config(base, weights, layers)
+        model = Eagle3DraftModel(
+            speculator_config(
+                layer,
+                weights,
+                target_name="",
+                aux_layers=layers,
+                draft_tokens=draft_tokens,
+                speculative_tokens=1,
+                norms=norms,
+            )
+        )
+    shapes = {name: tuple(one.shape) for name, one in _places(model).items()}
+    require_fit(base, list_tensors(base), shapes, _optional(model))
 
 
-def renamed(name: str) -> str:
-    """A tensor's name in speculators' draft."""
-    name = name.removeprefix(_WRAPPER)
-    for old, new in RENAMED:
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
+def _places(model: Any) -> dict[str, torch.nn.Parameter]:
+    return {name: one for name, one in model.named_parameters() if not name.startswith("verifier_")}
+
+
+def _optional(model: Any) -> frozenset[str]:
+    """What is the target's where a draft leaves it out; a head only where it has the same rows."""
+    return frozenset({"embed_tokens.weight"} | (set() if model.use_draft_vocab else {"lm_head.weight"}))

@@ -1,7 +1,7 @@
 """The vocabulary map of a pretrained draft: which token each row of its head means.
 
-d2t as offsets (target = i + d2t[i]) is what the EAGLE-3 authors, SpecForge, speculators, SGLang and vLLM write and
-read. Some tools write the target's ids themselves. Both are numbers, so a rule tells them apart:
+d2t as offsets (target = i + d2t[i]) is what the EAGLE-3 authors, SpecForge, speculators, SGLang and vLLM
+write and read. Some tools write the target's ids themselves. Both are numbers, so a rule tells them apart:
 
     t2d is there       the reading whose tokens are exactly those of t2d
     t2d is missing     ids, where d2t rises strictly and ends below the target's size: as offsets it would say
@@ -43,8 +43,8 @@ def read_base_mapping(base: Path, vocab_size: int) -> "tuple[torch.Tensor, torch
     tokens = _tokens(base, maps["d2t"], maps.get("t2d"), vocab_size)
     if rows != len(tokens):
         raise BadInput(
-            f"the base draft {base} has a d2t of {len(tokens)} tokens for a head of {rows or 'no'} rows: they "
-            "do not belong together. Take another base draft, or none."
+            f"the base draft {base} has a d2t of {len(tokens)} tokens for a head of {rows or 'no'} rows: "
+            "they do not belong together. Take another base draft, or none."
         )
     t2d = torch.zeros(vocab_size, dtype=torch.bool)
     t2d[tokens] = True
@@ -68,9 +68,7 @@ def _read(base: Path) -> "tuple[dict[str, torch.Tensor], int | None]":
     return maps, rows
 
 
-def _tokens(
-    base: Path, d2t: "torch.Tensor", t2d: "torch.Tensor | None", vocab_size: int
-) -> "torch.Tensor":
+def _tokens(base: Path, d2t: "torch.Tensor", t2d: "torch.Tensor | None", vocab_size: int) -> "torch.Tensor":
     """The target's id of each draft token, int64 `[draft]`, strictly rising."""
     import torch
 
@@ -93,8 +91,8 @@ def _tokens(
     if not fits:
         raise BadInput(
             f"the base draft {base} has a d2t that leads, as offsets, to the target's tokens "
-            f"{int(offsets.min())} to {int(offsets.max())}, expected {wanted}: it is a draft of another "
-            "target, or damaged. Take another base draft, or none."
+            f"{int(offsets.min())} to {int(offsets.max())}, expected {wanted}. It is a draft of another "
+            "target, or damaged: take another base draft, or none."
         )
     if found is ids:
         logger.info("the d2t of %s holds the target's ids, not offsets: turned into offsets", base)
@@ -102,6 +100,4 @@ def _tokens(
 
 
 def _is_map(tokens: "torch.Tensor", vocab_size: int) -> bool:
-    return (
-        bool((tokens.diff() > 0).all()) and int(tokens[0]) >= 0 and int(tokens[-1]) < vocab_size
-    )
+    return bool((tokens.diff() > 0).all()) and int(tokens[0]) >= 0 and int(tokens[-1]) < vocab_size
