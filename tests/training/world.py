@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eagle3_pipeline import waves
+from eagle3_pipeline.base_draft import make_base_draft
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
@@ -31,6 +32,8 @@ def make_lineage(
     path = tiny_recipe(tmp_path / "recipe", model_folder, extraction=extraction, **changes)
     lineage = Lineage(load_recipe(str(path), tmp_path), tmp_path / "storage")
     make_target(lineage)
+    if lineage.recipe.base_draft is not None:
+        make_base_draft(lineage)
     finish_prompts(lineage)
     generator = torch.Generator().manual_seed(0)
     for shard in lineage.recipe.shards:
