@@ -6,9 +6,10 @@ States are random (invented.py). Counted is what a process gains over its import
 of mapped files (states, the target's embedding) are the disk's cache, which goes when somebody wants the
 memory, so that the computed number is taken without the embedding. Each case is a process of its own:
 
-    peak            from the start to the draft: building, steps, checkpoint, validation, export
-    peak_of_steps   until the last step is reported
-    computed        lasting things, and the larger of gradients and activations of the largest batch
+    peak          from the start to the draft
+    by_event      the most until each kind of event: `start` ends the building, `step` a step, `epoch` the
+                  validation, and `done` checkpoint and export
+    computed      lasting things, and the larger of gradients and activations of the largest batch
 """
 
 import argparse
@@ -78,17 +79,22 @@ def watch_training(plan: TrainingPlan) -> dict[str, Any]:
     emit = process.emit
 
     def note(kind: str, **values: Any) -> None:
-        if kind == "step":
-            watch.note()
+        watch.note(kind)
         emit(kind, **values)
 
     with watch.watching(), mock.patch.object(process, "emit", note):
         process.run_plan(plan)
     parts, embedding = _compute(plan)
-    computed = parts.pop("total") - embedding
-    mib = {"peak": watch.most, "peak_of_steps": watch.noted, "computed": computed}
-    in_parts = {name: round(size / 2**20, 1) for name, size in parts.items()}
-    return {**{name: round(size / 2**20, 1) for name, size in mib.items()}, "parts": in_parts}
+    return {
+        "peak": _mib(max(watch.by_event.values())),
+        "computed": _mib(parts.pop("total") - embedding),
+        "by_event": {kind: _mib(size) for kind, size in watch.by_event.items()},
+        "parts": {name: _mib(size) for name, size in parts.items()},
+    }
+
+
+def _mib(size: int) -> float:
+    return round(size / 2**20, 1)
 
 
 def _compute(plan: TrainingPlan) -> tuple[dict[str, int], int]:
@@ -115,17 +121,22 @@ def _compute(plan: TrainingPlan) -> tuple[dict[str, int], int]:
 
 
 class Watch:
-    """The most anonymous memory that this process has beyond what it had at the start."""
+    """The most anonymous memory beyond that at the start, in the times between events."""
 
     def __init__(self) -> None:
         self._before = anonymous_bytes()
-        self.most = 0
-        self.noted = 0
-        """`most` as it was at the last note."""
+        self._most = 0
+        self.by_event: dict[str, int] = {}
+        """The most bytes in the times that ended with an event of each kind."""
 
-    def note(self) -> None:
-        """Keep what was reached so far."""
-        self.noted = self.most
+    def saw(self, size: int) -> None:
+        """Bytes of the process at one moment."""
+        self._most = max(self._most, size - self._before)
+
+    def note(self, kind: str) -> None:
+        """An event ends a time; the next one begins with what is there."""
+        self.by_event[kind] = max(self.by_event.get(kind, 0), self._most)
+        self._most = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -134,7 +145,7 @@ class Watch:
 
         def look() -> None:
             while not done.wait(_SAMPLE_S):
-                self.most = max(self.most, anonymous_bytes() - self._before)
+                self.saw(anonymous_bytes())
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()

@@ -8,16 +8,13 @@ and the events themselves. So the rate over the time between two events is that 
 """
 
 import itertools
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.workload import quiet_environment
-from eagle3_pipeline.training.events import MARK, parse
+from eagle3_pipeline.training.child import run_process
+from eagle3_pipeline.training.events import MARK
 from eagle3_pipeline.training.plan import TrainingPlan
 
 Event = dict[str, Any]
@@ -25,37 +22,14 @@ Heard = tuple[float, Event]
 
 
 def train(plan: TrainingPlan) -> dict[str, float]:
-    """Run the plan; its steps, tokens a second, and the share of the time that it waited for states.
+    """Run the plan of one epoch; its steps, tokens a second, and the share of the time that it waited.
 
-    Raises RuntimeError where it fails.
+    Raises RuntimeError where it is too short to be timed, and what the training raises.
     """
-    heard = list(listen(plan))
-    done = next((event for _, event in heard if event[MARK] == "done"), None)
-    if done is None:
-        raise RuntimeError(f"no draft in {plan.folder}, the last event: {heard[-1:]}")
-    return {"steps": done["steps"], **rate(heard)}
-
-
-def listen(plan: TrainingPlan) -> Iterator[Heard]:
-    """Each event with the second at which it came; the log lies in the plan's folder."""
-    folder = Path(plan.folder)
-    folder.mkdir(parents=True)
-    plan.write(folder / "plan.json")
-    command = [sys.executable, "-m", "eagle3_pipeline.training", str(folder / "plan.json")]
-    with (folder / "training.log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,  # its end would say that nobody waits any more
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, **quiet_environment(plan.devices)},
-        )
-        with process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if (event := parse(line)) is not None:
-                    yield time.monotonic(), event
+    Path(plan.folder).mkdir(parents=True)
+    heard: list[Heard] = []
+    facts = run_process(plan, lambda event: heard.append((time.monotonic(), event)))
+    return {"steps": facts["steps"], **rate(heard)}
 
 
 def rate(heard: Sequence[Heard]) -> dict[str, float]:

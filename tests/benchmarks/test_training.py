@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.training import ours, quality, throughput
+from benchmarks.training import memory, ours, quality, throughput
 from benchmarks.training.plain import train as train_plain
 from benchmarks.training.their_data import draft_tokens
 from benchmarks.training.theirs import (
@@ -17,6 +18,7 @@ from benchmarks.training.theirs import (
     workload_options,
 )
 from eagle3_pipeline.shards.reader import ShardReader
+from eagle3_pipeline.training import process
 from eagle3_pipeline.training.plan import TrainingPlan
 from tests.benchmarks.conftest import TINY
 
@@ -183,3 +185,25 @@ def test_drafts_are_compared_by_accepted_tokens_seed_by_seed_and_set_by_set() ->
     assert found["ours_to_same_time"]["ratio_of_accepted"]["least"] == 1.5
     assert found["ours_to_frozen_head"]["ratio_of_mean_accepted"] == pytest.approx(0.44 / 0.39, abs=1e-4)
     assert found["accepted_per_draft_by_set"]["ours"] == {"alpaca": 0.44, "gsm8k": 0.22}
+
+
+def test_memory_is_the_most_of_the_times_that_end_with_an_event_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "anonymous_bytes", lambda: 100)
+    watch = memory.Watch()
+    for kind, most in (("start", 10), ("step", 50), ("step", 40), ("done", 30)):
+        watch.saw(100 + most)
+        watch.saw(101)
+        watch.note(kind)
+    assert watch.by_event == {"start": 10, "step": 50, "done": 30}
+
+
+def test_the_memory_of_a_training_is_measured_beside_what_is_computed_for_it(
+    plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: {0})
+    found = memory.watch_training(replace(plan, folder=str(tmp_path / "training"), epochs=1))
+    assert found["peak"] == max(found["by_event"].values())
+    assert {"start", "step", "epoch", "done"} <= set(found["by_event"])
+    assert 0 < found["computed"] < sum(found["parts"].values())
