@@ -17,10 +17,12 @@ from benchmarks.training.theirs import (
     train,
     workload_options,
 )
+from benchmarks.training.workload import for_timing, plan_of
 from eagle3_pipeline.shards.reader import ShardReader
 from eagle3_pipeline.training import process
 from eagle3_pipeline.training.plan import TrainingPlan
 from tests.benchmarks.conftest import TINY
+from tests.training.world import make_lineage, plan_waves, write_states
 
 
 def test_speculators_reads_the_samples_that_the_shards_hold(plan: TrainingPlan, data: Path) -> None:
@@ -207,3 +209,15 @@ def test_the_memory_of_a_training_is_measured_beside_what_is_computed_for_it(
     assert found["peak"] == max(found["by_event"].values())
     assert {"start", "step", "epoch", "done"} <= set(found["by_event"])
     assert 0 < found["computed"] < sum(found["parts"].values())
+
+
+def test_states_that_are_made_are_planned_on_without_a_server(tmp_path: Path, tiny_llama: Path) -> None:
+    lineage = make_lineage(tmp_path, tiny_llama)
+    plan_waves(lineage)  # the audit
+    write_states(lineage, list(lineage.recipe.shards))
+    plan = plan_of(lineage)
+    assert plan.shards == tuple(
+        str(lineage.hidden_state_shards(shard).folder) for shard in lineage.recipe.shards
+    )
+    timed = for_timing(plan, tmp_path / "timed", train_head=False)
+    assert (timed.folder, timed.epochs, timed.train_head) == (str(tmp_path / "timed"), 1, False)
