@@ -11,9 +11,9 @@ sample, the context, and of each later step the key of row r alone: the chain th
 In a window of w positions it sees what stands at r + k - w + 1 and later, as vLLM serves it (speculators'
 window only counts the context, so that step k sees k positions more).
 
-The context is left to torch's flash attention, which gives its output and the logarithm L of the softmax'
-denominator. The chain joins both; the backward of flash attention, given the joint ones instead, yields
-the context's gradients, since it recomputes each weight as exp(score - L) (Dao et al., arXiv:2205.14135,
+The context is left to flash attention, which gives its output and the logarithm L of the denominator of the
+softmax. The chain joins both. The backward of flash attention, given the joint ones instead, yields the
+context's gradients, since it recomputes each weight as exp(score - L) (Dao et al., arXiv:2205.14135,
 appendix B).
 
 Q query rows (the supervised ones), R rows, N query heads, M key heads, D width of a head.
