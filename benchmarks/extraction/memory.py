@@ -1,9 +1,9 @@
 """Peak memory of the extraction and of the reader, for n and for 4n samples of the same kind, on a stand-in.
 
-    python -m benchmarks.extraction.memory      5 minutes, and 2 GB of the disk for temporary files
+    python -m benchmarks.extraction.memory      10 minutes, and 6 GB of the disk for temporary files
 
 Samples have 100 to 400 tokens, 250 of them make a shard, a part has 16 MiB at most and 32 MiB may be on their
-way, so that even n samples fill each buffer many times. Counted is what a process has to itself: resident,
+way, so that even n samples fill each buffer many times, and the heap is as fragmented as it gets. Counted is what a process has to itself: resident,
 less the pages of files that it has mapped (those are the disk's cache, which goes when somebody wants the
 memory). Each number is the median of three runs; `ratio` is that of 4n samples to n.
 """
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shards", type=int, default=8, help="n in shards of 250; fewer for a trial")
+    parser.add_argument("--shards", type=int, default=24, help="n in shards of 250; fewer for a trial")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
