@@ -16,7 +16,7 @@ from eagle3_pipeline.training.geometry import Run
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 # Queries of a piece: of a long run, the first ones then do without the rows of the last ones, and the scores
 # of a piece, which the backward writes down, stay small.
-_PIECE = 256
+PIECE = 256
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PiecesOnCpu:
         self._pieces = [
             _piece(run, first, window, step, dtype)
             for run in runs
-            for first in range(run.first_query, run.last_query, _PIECE)
+            for first in range(run.first_query, run.last_query, PIECE)
         ]
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,10 +62,9 @@ class PiecesOnCpu:
         for_query, for_keys, for_values = (torch.zeros_like(side) for side in (q, k, v))
         for one in self._pieces:
             at, seen = one.queries, one.rows
-            bias = one.bias[0] - log[:, at]
             # In float32, as the forward has them: an exponent takes an error as it is.
-            scores = torch.baddbmm(bias, q[:, at].float(), k[:, seen].float().transpose(1, 2), alpha=scale)
-            weights = scores.exp_()
+            full, other = q[:, at].float(), k[:, seen].float().transpose(1, 2)
+            weights = torch.baddbmm(one.bias[0].float(), full, other, alpha=scale).sub_(log[:, at]).exp_()
             for_weights = (g[:, at] @ v[:, seen].transpose(1, 2)).float()
             for_scores = for_weights.sub_(taken[:, at]).mul_(weights).mul_(scale).to(q.dtype)
             for_query[:, at] = for_scores @ k[:, seen]
@@ -77,7 +76,7 @@ class PiecesOnCpu:
 
 
 def _piece(run: Run, first: int, window: int | None, step: int, dtype: torch.dtype) -> _Piece:
-    last = min(first + _PIECE, run.last_query)
+    last = min(first + PIECE, run.last_query)
     first_row, last_row = run.row_of(first), run.row_of(last)
     # Row j is in the window of the query of row r, at position r + step, if j > r + step - window.
     behind = last_row - run.first_row if window is None else window - step

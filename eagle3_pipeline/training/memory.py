@@ -23,6 +23,7 @@ import torch
 from eagle3_pipeline.errors import NotEnoughRoom
 from eagle3_pipeline.samples.state_room import gib
 from eagle3_pipeline.training.draft import FROZEN, trained_parameters
+from eagle3_pipeline.training.flash_cpu import PIECE
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.reading import AHEAD
 
@@ -72,11 +73,12 @@ def expected_bytes(
     pulled: bool = False,
     gradients_stay: bool = False,
     ahead: int = AHEAD,
+    longest: int = 0,
 ) -> MemoryPlan:
     """Bytes of a step over batches of at most `rows` rows, all of them supervised unless it is said.
 
-    `ahead` batches lie read beside the one at work. `model` may be on the meta device. Activations are those
-    of a pass in bfloat16.
+    `ahead` batches lie read beside the one at work. On a CPU the longest sample has `longest` rows.
+    `model` may be on the meta device. Activations are those of a pass in bfloat16.
     """
     trained = trained_parameters(model)
     count = sum(one.numel() for one in trained.values())
@@ -95,7 +97,7 @@ def expected_bytes(
         optimizer=4 * (2 * count - orthogonal + (count if pulled else 0)),
         gradients=4 * count,
         batches=(1 + ahead) * shape.batch(rows, queries),
-        activations=shape.pass_(rows, queries, steps, loss),
+        activations=shape.pass_(rows, queries, steps, loss) + shape.scores(longest),
         gradients_stay=gradients_stay,
     )
 
@@ -131,6 +133,10 @@ class _Shape:
         logs = 4 * supervised * self.heads * steps
         begun = 2 * supervised * (4 * self.inner + 3 * self.hidden)
         return 2 * self.casts + kept + vocabulary + logs + begun
+
+    def scores(self, longest: int) -> int:
+        """What the backward of attention writes down of a piece: thrice in float32, once in bfloat16."""
+        return 14 * self.heads * PIECE * longest
 
     def _per_row(self) -> int:
         """Numbers that step 0 keeps of each row."""
@@ -168,6 +174,7 @@ def require_memory(model: Any, plan: TrainingPlan, rows: Iterable[int], device: 
         pulled=plan.pull_to_start > 0,
         gradients_stay=parts > 1,
         ahead=AHEAD if device.type == "cpu" else 0,  # they wait in the memory of the machine
+        longest=max(lengths) if device.type == "cpu" else 0,
     )
     free = free_bytes(device)
     if device.type == "cpu":

@@ -66,7 +66,7 @@ def _gradients(output: Tensor, *sides: Tensor) -> tuple[Tensor, ...]:
 def test_output_and_gradients_are_those_of_a_softmax_over_what_may_be_seen(
     piece: int, steps: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flash_cpu, "_PIECE", piece)
+    monkeypatch.setattr(flash_cpu, "PIECE", piece)
     query, keys, values, chain = _sides(_ROWS, _QUERIES, steps)
     context = make_context(_RUNS, window, steps, torch.float32, _CPU)
     ours = attend(query, keys, values, chain, context)
