@@ -1,6 +1,11 @@
-"""`python -m eagle3_pipeline.training PLAN`: one training run in a process of its own, events on stdout."""
+"""`python -m eagle3_pipeline.training PLAN`: one training run in a process of its own, events on stdout.
+
+Where the plan has several processes, torchrun starts each of them like this.
+"""
 
 import logging
+import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +17,7 @@ from eagle3_pipeline.training.plan import TrainingPlan
 
 
 def main(arguments: list[str]) -> int:
-    """Run the plan; 0 when draft/ is written. A `failed` event says why it is not."""
+    """Run the plan; 0 when the turn is trained. A `failed` event of any process says why not."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -20,13 +25,18 @@ def main(arguments: list[str]) -> int:
     try:
         from eagle3_pipeline.training.process import run_plan  # seconds of imports
 
-        run_plan(TrainingPlan.read(Path(arguments[0])))
-    except Eagle3Error as error:
+        if not run_plan(TrainingPlan.read(Path(arguments[0]))):
+            return 128 + signal.SIGTERM
+    except Exception as error:
         traceback.print_exc()
-        emit("failed", error=type(error).__name__, message=str(error))
+        if isinstance(error, Eagle3Error):
+            emit("failed", error=type(error).__name__, message=str(error))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)  # see group.join

@@ -3,14 +3,15 @@
     checkpoints/
         step-00000120/         latest two, by step
             weights.safetensors      trained parameters, float32
-            optimizer.safetensors    AdamW's moments, float32, and its step counts
-            state.json               position, random state, fingerprint, checksums of the two
+            optimizer.safetensors    the optimizer's moments and step counts, float32
+            state.json               position, random states, fingerprint, checksums of the two
         step-00000240/
         best/                  weights.safetensors and state.json of the best validation so far
         .step-00000360.tmp/    being written; removed at the next start
         set-aside-step-00000120/   its checksums are not those it was written with; never read again
 
-A folder gets its name when everything in it is on the disk. The target's frozen tensors are in none.
+A folder gets its name when everything in it is on the disk. The target's frozen tensors are in none. Of
+processes that train together the first one writes; it holds the random states of all.
 """
 
 import json
@@ -22,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from eagle3_pipeline.durable_files import fsync_folder, require_free_bytes, sha256_of_file, write_json
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.tensor_file import write_tensors
+from eagle3_pipeline.training.optimizer import Optimizer
 from eagle3_pipeline.training.plan import FULL_DISK
-from eagle3_pipeline.training.weights import load_optimizer, load_weights, optimizer_tensors
+from eagle3_pipeline.training.random_state import restore_random_state
+from eagle3_pipeline.training.weights import load_weights, weight_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +50,7 @@ class TrainingState:
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    """Batches of the epoch that are done."""
+    """Steps of the epoch that are done, each of one batch or several."""
     batches: str = ""
     """Fingerprint of all batches of the epoch: `batch` counts in these."""
     tokens: int = 0
@@ -59,55 +63,58 @@ class TrainingState:
     best_step: int = 0
     lost_best: bool = False
     """Whether the best weights were once found damaged, and replaced by those of the moment."""
+    stopped: bool = False
+    """Whether `training.patience` has ended the training before its last epoch."""
     validation: list[dict[str, Any]] = field(default_factory=list)
     """One record per finished epoch."""
+
+    def epochs_since_best(self) -> int:
+        """Judgements since the one of the best weights."""
+        return sum(record["step"] > self.best_step for record in self.validation)
 
 
 class Checkpoints:
     """The checkpoints of one run below one folder."""
 
     def __init__(self, folder: Path, identity: str) -> None:
-        """Use `folder`, as its only user, after a kill at any point; `identity` is the plan's fingerprint.
-
-        Checkpoints of another identity are never read.
-        """
+        """Use `folder`, with `identity`, the plan's fingerprint: checkpoints of another are never read."""
         self._folder = folder
         self._identity = identity
-        folder.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob(".*.tmp"):
+
+    def tidy(self) -> None:
+        """Remove or bring back what a kill at any point left; only for the one process that writes here."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for partial in self._folder.glob(".*.tmp"):
             shutil.rmtree(partial)
-        for old in folder.glob(".*.old"):
-            final = folder / old.name.removeprefix(".").removesuffix(".old")
+        for old in self._folder.glob(".*.old"):
+            final = self._folder / old.name.removeprefix(".").removesuffix(".old")
             if final.exists():
                 shutil.rmtree(old)
             else:  # the kill came between the two renames of _replace
                 old.rename(final)
 
-    def save(
-        self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, at: TrainingState
-    ) -> Path:
-        """Write one checkpoint, then remove all but the latest two up to it; raises NotEnoughRoom."""
-        weights = {name: one.detach().float().cpu().contiguous() for name, one in parameters.items()}
+    def save(self, optimizer: Optimizer, at: TrainingState, random: list[dict[str, Any]]) -> Path:
+        """Write one checkpoint, then remove all but the latest two up to it; raises NotEnoughRoom.
+
+        `random` are the random states of all processes, by rank.
+        """
         final = self._path(at.step)
-        tensors = {WEIGHTS_NAME: weights, OPTIMIZER_NAME: optimizer_tensors(parameters, optimizer)}
-        self._write(final, tensors, at, {"random": torch.get_rng_state().tolist()})
+        tensors = {WEIGHTS_NAME: weight_tensors(optimizer.parameters), OPTIMIZER_NAME: optimizer.tensors()}
+        self._write(final, tensors, at, {"random": random})
         for old in [path for path in self._found() if _number(path) <= at.step][KEPT:]:
             shutil.rmtree(old)
         return final
 
-    def rewind(
-        self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, at: TrainingState
-    ) -> None:
+    def rewind(self, optimizer: Optimizer, at: TrainingState, random: list[dict[str, Any]]) -> None:
         """Write one checkpoint and remove those of later steps, from which nothing may go on."""
-        self.save(parameters, optimizer, at)
+        self.save(optimizer, at, random)
         later = [path for path in self._found() if _number(path) > at.step]
         for path in reversed(later):  # the latest one last: a kill in between finds it, and rewinds again
             shutil.rmtree(path)
 
     def save_best(self, parameters: dict[str, torch.nn.Parameter], at: TrainingState) -> None:
         """Keep these weights as the best so far."""
-        weights = {name: one.detach().float().cpu().contiguous() for name, one in parameters.items()}
-        self._write(self._folder / "best", {WEIGHTS_NAME: weights}, at, {})
+        self._write(self._folder / "best", {WEIGHTS_NAME: weight_tensors(parameters)}, at, {})
 
     def load_best(self, parameters: dict[str, torch.nn.Parameter]) -> TrainingState:
         """Put the best weights into the model; raises DamagedFile."""
@@ -120,10 +127,10 @@ class Checkpoints:
         path = self._folder / "best"
         return self._progress(path, self._verified(path, (WEIGHTS_NAME,)))
 
-    def resume(
-        self, parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> TrainingState | None:
+    def resume(self, optimizer: Optimizer, rank: int = 0) -> TrainingState | None:
         """Go on from the newest sound checkpoint; others are named and passed over. None: start new.
+
+        `rank` is this process's place among those that train together.
 
         Only what is damaged is set aside. Raises OSError where the disk does not let one be read: it may
         the next time.
@@ -137,12 +144,13 @@ class Checkpoints:
                 continue
             try:
                 at = self._progress(path, state)
-                load_weights(path / WEIGHTS_NAME, parameters)
+                load_weights(path / WEIGHTS_NAME, optimizer.parameters)
             except DamagedFile as error:  # as it was written, but not by this training
                 logger.warning("checkpoint %s is passed over: %s", path.name, error)
                 continue
-            load_optimizer(path / OPTIMIZER_NAME, parameters, optimizer)
-            torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+            optimizer.load(load_file(path / OPTIMIZER_NAME))
+            if rank < len(state["random"]):  # less than before may have trained together
+                restore_random_state(state["random"][rank])
             return at
         return None
 

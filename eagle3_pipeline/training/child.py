@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 PLAN_NAME = "plan.json"
 LOG_NAME = "training.log"
 METRICS_NAME = "metrics.jsonl"
-_GRACE_S = 10
+# For the step at work and a checkpoint; the gigabytes of a large target's draft take seconds.
+_GRACE_S = 30
 _LOG_TAIL = 15
 # The loss curve in the facts has at most so many points: a plot needs no more.
 _CURVE_POINTS = 100
@@ -44,7 +45,7 @@ def run_process(plan: TrainingPlan, on_event: Listener = lambda event: None) -> 
         if event[MARK] == "done":
             facts = {name: value for name, value in event.items() if name != MARK}
         elif event[MARK] == "failed":
-            failure = error_of(event)
+            failure = failure or error_of(event)  # others fail since the first one did
     if failure is not None:
         raise failure
     if facts is None:
@@ -71,13 +72,22 @@ def _events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _process(plan: TrainingPlan, folder: Path, log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The training process. Nothing is written to its stdin: its end says that nobody waits any more."""
+    """The training process. Nothing is written to its stdin: its end says that nobody waits any more.
+
+    Several are started by torchrun, which ends all when one dies, and hand each their stdin and stdout.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "eagle3_pipeline.training", str(folder / PLAN_NAME)],
+        [
+            sys.executable,
+            *_launcher(plan.processes),
+            "-m",
+            "eagle3_pipeline.training",
+            str(folder / PLAN_NAME),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
-        env=_environment(plan.devices),
+        env=_environment(plan),
         start_new_session=True,  # a second Ctrl-C must not reach it half-way through a checkpoint
     )
     try:
@@ -96,14 +106,24 @@ def _process(plan: TrainingPlan, folder: Path, log: Any) -> Iterator[subprocess.
                 stream.close()
 
 
-def _environment(devices: tuple[str, ...]) -> dict[str, str]:
+def _launcher(processes: int) -> list[str]:
+    if processes == 1:
+        return []
+    # A machine's own name does not always lead back to it.
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    return [*torchrun, "--nproc-per-node", str(processes)]
+
+
+def _environment(plan: TrainingPlan) -> dict[str, str]:
     from eagle3_pipeline.serving.gpus import physical_gpus
 
     root = str(Path(__file__).parents[2])  # the package, wherever the caller's working directory is
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(devices))} if devices else {}
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(plan.devices))} if plan.devices else {}
     # Threads that spin while they wait for each other cost a factor of ten as soon as anything else runs.
     quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    if plan.processes > 1:  # without the advice of C++ that no unused parameters were found, see group.py
+        quiet |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(paths), **visible}
 
 

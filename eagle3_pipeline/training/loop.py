@@ -1,34 +1,42 @@
-"""The training loop: steps, checkpoints, validation; the same numbers wherever it is stopped."""
+"""The training loop: steps, checkpoints, validation; the same numbers wherever it is stopped.
 
-import logging
-import math
+Of processes that train together all go through the same steps and states, each with batches of its own. The
+first one writes, validates and tells; what it alone knows (a judgement, that a checkpoint is due) it shares.
+"""
+
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
 from eagle3_pipeline.training.chance import chance, require_above
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
+from eagle3_pipeline.training.diagnosis import explain_loss
 from eagle3_pipeline.training.draft import trained_parameters
-from eagle3_pipeline.training.forward import Step, train_forward
+from eagle3_pipeline.training.forward import Step
+from eagle3_pipeline.training.group import Group
+from eagle3_pipeline.training.joint_step import JointStep
 from eagle3_pipeline.training.meter import Meter
+from eagle3_pipeline.training.objective import Objective, rows_by_step
+from eagle3_pipeline.training.optimizer import Optimizer
 from eagle3_pipeline.training.plan import TrainingPlan
+from eagle3_pipeline.training.progress import Progress
 from eagle3_pipeline.training.reading import ReadAhead
-from eagle3_pipeline.training.schedule import Schedule, rate_share
+from eagle3_pipeline.training.schedule import Schedule, StepBatches, rate_share
 from eagle3_pipeline.training.validation import Judgement, judge
 
-logger = logging.getLogger(__name__)
-
-# AdamW as EAGLE-3 and speculators set it: a shorter memory of squares than torch's 0.999.
-_BETAS = (0.9, 0.95)
-
 Emit = Callable[..., None]
+IsStopping = Callable[[], bool]
+
+
+class _Stopping(Exception):
+    """A stop was asked for amid a validation."""
 
 
 class Training:
@@ -45,33 +53,42 @@ class Training:
         emit: Emit,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
+        group: Group | None = None,
+        is_stopping: IsStopping = lambda: False,
     ) -> None:
-        """Resume; raises DamagedFile where a later turn finds no checkpoint that it could go on from."""
+        """Resume; raises DamagedFile where a later turn finds no checkpoint that it could go on from.
+
+        `is_stopping` is asked after each step: True ends the run with a checkpoint.
+        """
         self._plan = plan
-        self._model = model
         self._source = source
         self._split = split
         self._schedule = schedule
-        self._checkpoints = checkpoints
         self._emit = emit
         self._device = device
-        self._dtype = dtype
-        self._parameters = trained_parameters(model)
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=plan.learning_rate,
-            betas=_BETAS,
-            weight_decay=plan.weight_decay,
-            fused=True,
-        )
+        self._group = group or Group()
+        self._is_stopping = is_stopping
+        self._optimizer = Optimizer(trained_parameters(model), plan)
         size = model.config.draft_vocab_size
         offsets = model.d2t if model.d2t is not None else torch.zeros(size, dtype=torch.int64)
         self._targets = (offsets.cpu() + torch.arange(size)).to(device)
         self.steps = schedule.steps
-        self.state = checkpoints.resume(self._parameters, self._optimizer) or TrainingState()
+        self.progress = Progress(checkpoints, self._optimizer, self._group)
         if self.state.epoch < schedule.first:
             raise checkpoints.nothing_left(plan.turn)
-        self._begin_again_where_batches_differ()
+        self.progress.begin_again_where_batches_differ(schedule)
+        self._objective = Objective(model, plan, dtype)
+        self._joint_step = JointStep(self._objective, self._optimizer, self._group, device)
+
+    @property
+    def state(self) -> TrainingState:
+        """Where the run stands."""
+        return self.progress.state
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the turn is at its end: False after a run that was stopped."""
+        return self.state.stopped or self.state.epoch >= self._schedule.end
 
     def run(self, stop: int | None = None) -> TrainingState:
         """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
@@ -81,52 +98,45 @@ class Training:
         """
         at, remaining = self.state, self._remaining()
         self._emit_start()
-        if self._plan.base_draft is not None and not at.step and not at.validation:
-            self._judge_start()
-        ahead = ReadAhead(self._source, (batch for _, batches in remaining for batch in batches))
-        with closing(ahead):
-            for epoch, batches in remaining:
+        if (
+            self._plan.base_draft is not None
+            and not at.step
+            and not at.validation
+            and not self._judge_start()
+        ):
+            return at
+        mine = (batch for _, steps in remaining for step in steps for batch in self._group.mine(step))
+        with closing(ReadAhead(self._source, mine)) as ahead:
+            for epoch, steps in remaining:
                 at.batches = fingerprint(self._schedule.epochs[epoch])
-                if not self._train_epoch(ahead, len(batches), stop):
+                if not self._train_epoch(ahead, steps, stop) or not self._end_epoch(epoch) or at.stopped:
                     return at
-                self._end_epoch(epoch)
         return at
 
-    def _judge_start(self) -> None:
+    def _judge_start(self) -> bool:
         """Judge the base draft as epoch -1. It is the best so far: a training that only harms gives it back.
 
         No checkpoint holds this: a training that is killed before its first one judges again, and finds the
-        same.
+        same. False where a stop was asked for.
         """
-        at, judgement = self.state, self._validate()
+        at, judgement = self.state, self._judge()
+        if judgement is None:
+            return False
         by_chance = chance(self._source, self._schedule.validation)
         require_above(by_chance, judgement.accuracy_by_position[0])
         at.best, at.best_step = judgement.acceptance_length, 0
         at.validation.append({"epoch": -1, "step": 0, **asdict(judgement)})
         self._emit("start_judged", chance=by_chance, **at.validation[-1])
-        self._checkpoints.save_best(self._parameters, at)
+        self.progress.save_best()
+        return True
 
-    def _begin_again_where_batches_differ(self) -> None:
-        """Samples were mended or lost since: batches counted in other ones would be taken twice or never."""
-        at = self.state
-        if not at.batch or at.batches == fingerprint(self._schedule.epochs.get(at.epoch, [])):
-            return
-        logger.warning(
-            "the samples of epoch %d are not those that its first %d batches were made of (a shard was made "
-            "again since): the epoch begins again, with the weights of now",
-            at.epoch + 1,
-            at.batch,
-        )
-        at.step, at.batch = self._schedule.starts[at.epoch], 0
-        self._checkpoints.rewind(self._parameters, self._optimizer, at)
-
-    def _remaining(self) -> list[tuple[int, list[tuple[int, ...]]]]:
+    def _remaining(self) -> list[tuple[int, list[StepBatches]]]:
         """The epochs of this turn that are not done, the first one from where it was left."""
         at, epochs = self.state, self._schedule.epochs
         return [
-            (epoch, batches[at.batch if epoch == at.epoch else 0 :])
-            for epoch, batches in epochs.items()
-            if epoch >= at.epoch
+            (epoch, steps[at.batch if epoch == at.epoch else 0 :])
+            for epoch, steps in epochs.items()
+            if epoch >= at.epoch and not at.stopped
         ]
 
     def _emit_start(self) -> None:
@@ -136,110 +146,63 @@ class Training:
             step=self.state.step,
             steps=self.steps,
             epochs=self._schedule.total,
-            parameters=sum(one.numel() for one in self._parameters.values()),
+            parameters=sum(one.numel() for one in self._optimizer.parameters.values()),
             samples=len(split.training),
             rows=sum(split.rows[index] for index in split.training),
             held_out=len(split.validation),
             without_supervision=split.without_supervision,
-            device=str(self._device),
+            device=(f"{self._group.size} x " if self._group.size > 1 else "") + self._device.type,
         )
 
-    def _train_epoch(self, ahead: ReadAhead, batches: int, stop: int | None) -> bool:
-        """The next `batches` batches; False where `stop` is reached."""
+    def _train_epoch(self, ahead: ReadAhead, steps: list[StepBatches], stop: int | None) -> bool:
+        """Go through `steps`; False where a stop was asked for, or `stop` is reached."""
         at, saved = self.state, time.monotonic()
-        meter = Meter(at.step)
-        for left in reversed(range(batches)):
+        meter = Meter(at.step, self._targets)
+        for left, step in zip(reversed(range(len(steps))), steps, strict=True):
             waited, started = ahead.waited, time.monotonic()
-            batch = next(ahead).to(self._device)
+            is_due = time.monotonic() - saved >= self._plan.checkpoint_every_s
+            loss, is_stopping, is_due = self._step(step, ahead, meter, is_due)
+            rows = sum(self._split.rows[index] for batch in step for index in batch)
             waited = ahead.waited - waited
-            loss, steps = self._step(batch)
-            at.step, at.batch, at.tokens = at.step + 1, at.batch + 1, at.tokens + len(batch.tokens)
+            at.step, at.batch, at.tokens = at.step + 1, at.batch + 1, at.tokens + rows
             at.seconds += time.monotonic() - started
             at.waited += waited
-            meter.add(loss, steps, batch, self._targets, waited)
-            if meter.is_due() or (not left and at.epoch + 1 == self._schedule.end):
+            meter.add(loss, rows, waited)
+            if meter.is_due() or not left:
                 values = {"step": at.step, "steps": self.steps, "epoch": at.epoch}
                 self._emit("step", **values, epochs=self._schedule.total, **meter.take(self.steps))
             if stop is not None and at.step >= stop:
                 return False
-            if left and time.monotonic() - saved >= self._plan.checkpoint_every_s:
-                self._checkpoints.save(self._parameters, self._optimizer, at)
+            if is_stopping or (is_due and left):
+                self.progress.save()
                 saved = time.monotonic()
+            if is_stopping:
+                return False
         return True
 
-    def finish(self) -> TrainingState:
-        """Put the best weights into the model and return the state in which they were reached.
+    def _step(
+        self, step: StepBatches, ahead: ReadAhead, meter: Meter, is_due: bool
+    ) -> tuple[float, bool, bool]:
+        """One step: its loss, whether any process is to stop, whether the first one's checkpoint `is_due`."""
+        group, at = self._group, self.state
+        samples = [index for batch in step for index in batch]
+        counts = rows_by_step(map(self._source.loss_mask, samples), self._plan.test_time_steps)
+        taken = self._joint_step.gradients(step, counts, ahead, meter)
+        if not taken.is_finite:
+            found = [index for odd in group.gather(taken.odd) for index in odd]
+            indices = dict.fromkeys(found or samples)
+            raise QualityError(explain_loss(self._source, indices, at, taken.loss, taken.norm))
+        self._optimizer.step(rate_share(at.step, self.steps, self._plan.warmup_share))
+        stopping, due = group.sum([self._is_stopping(), is_due and group.is_first])
+        return taken.loss, stopping > 0, due > 0
 
-        Where they are damaged those of the end stay in it, with a warning and `state.lost_best`.
-        """
-        try:
-            return self._checkpoints.load_best(self._parameters)
-        except DamagedFile as error:
-            self._take_for_best(error)
-            return self.state
-
-    def secure(self) -> str:
-        """Read back what later turns need, before states are deleted; returns the checkpoint's digest.
-
-        Damaged best weights are replaced by those of now. Raises DamagedFile.
-        """
-        try:
-            self._checkpoints.verify_best()
-        except DamagedFile as error:
-            self._take_for_best(error)
-            self._checkpoints.save_best(self._parameters, self.state)
-            self._checkpoints.save(self._parameters, self._optimizer, self.state)
-        return self._checkpoints.digest(self.state)
-
-    def _take_for_best(self, error: DamagedFile) -> None:
-        at = self.state
-        length = at.validation[-1]["acceptance_length"]
-        logger.warning(
-            "%s. So the best weights, of step %d and acceptance length %.3f, are lost: the newest ones, of "
-            "step %d and %.3f, take their place",
-            *(error, at.best_step, at.best, at.step, length),
-        )
-        at.best, at.best_step, at.lost_best = length, at.step, True
-
-    def _step(self, batch: Batch) -> tuple[float, list[Step]]:
-        plan = self._plan
-        for group in self._optimizer.param_groups:
-            group["lr"] = plan.learning_rate * rate_share(self.state.step, self.steps, plan.warmup_share)
-        self._optimizer.zero_grad(set_to_none=True)
-        steps = train_forward(self._model, batch, plan.test_time_steps, self._dtype)
-        loss = torch.stack([plan.step_decay**k * step.mean for k, step in enumerate(steps)]).sum()
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise QualityError(self._explain_loss(value, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), plan.max_gradient_norm)
-        if not math.isfinite(float(norm)):
-            raise QualityError(self._explain_loss(value, batch, f"gradients of norm {float(norm)} at "))
-        self._optimizer.step()
-        return value, steps
-
-    def _explain_loss(self, value: float, batch: Batch, what: str = "") -> str:
-        names = [self._source.name(index) for index in batch.indices]
-        damaged = [
-            name
-            for name, index in zip(names, batch.indices, strict=True)
-            if not _is_finite(self._source, index)
-        ]
-        cause = (
-            f"its states are not finite in {', '.join(damaged)}" if damaged else "its states are all finite"
-        )
-        at = self.state
-        return (
-            f"{what}loss {value} at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1}: samples "
-            f"{', '.join(names)}), expected a finite number; {cause}. "
-            "Weights up to the last checkpoint are kept. "
-            f"{'Make their shard again' if damaged else 'Lower training.learning_rate'}, then start again."
-        )
-
-    def _end_epoch(self, epoch: int) -> None:
-        at = self.state
+    def _end_epoch(self, epoch: int) -> bool:
+        """Judge and save; False where a stop was asked for before the judgement stood."""
+        at, judgement = self.state, self._judge()
+        if judgement is None:
+            self.progress.save()
+            return False
         at.step, at.epoch, at.batch = self._schedule.starts[epoch + 1], epoch + 1, 0
-        judgement = self._validate()
         is_best = judgement.acceptance_length > at.best
         record = {"epoch": epoch, "step": at.step, **asdict(judgement)}
         at.validation.append(record)
@@ -247,22 +210,29 @@ class Training:
         self._emit("epoch", epochs=self._schedule.total, is_best=is_best, **record)
         if is_best:
             at.best, at.best_step = judgement.acceptance_length, at.step
-            self._checkpoints.save_best(self._parameters, at)
-        self._checkpoints.save(self._parameters, self._optimizer, at)
+            self.progress.save_best()
+        patience = self._plan.patience
+        at.stopped = patience is not None and at.epochs_since_best() >= patience
+        self.progress.save()
+        return True
+
+    def _judge(self) -> Judgement | None:
+        """The first process's judgement, for all; None where a stop was asked for meanwhile."""
+        judgement = None
+        if self._group.is_first:
+            with suppress(_Stopping):
+                judgement = self._validate()
+        return self._group.share(judgement)
 
     @torch.no_grad()
     def _validate(self) -> Judgement:
-        plan = self._plan
-
         def results() -> Iterator[tuple[list[Step], Batch]]:
-            planned = fill(self._split, self._schedule.validation, plan.tokens_per_step)
+            planned = fill(self._split, self._schedule.validation, self._schedule.batch_rows)
             with closing(ReadAhead(self._source, planned)) as ahead:
                 for read in ahead:
+                    if self._is_stopping():
+                        raise _Stopping
                     batch = read.to(self._device)
-                    yield train_forward(self._model, batch, plan.test_time_steps, self._dtype), batch
+                    yield self._objective.steps(batch), batch
 
-        return judge(results(), self._targets, plan.step_decay)
-
-
-def _is_finite(source: SampleSource, index: int) -> bool:
-    return bool(source.read(index)["hidden_states"].float().isfinite().all())
+        return judge(results(), self._targets, self._plan.step_decay)

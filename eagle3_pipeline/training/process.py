@@ -4,6 +4,8 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,11 @@ from eagle3_pipeline.training.draft import (
 )
 from eagle3_pipeline.training.events import emit
 from eagle3_pipeline.training.export import export_draft
+from eagle3_pipeline.training.group import Group, join
 from eagle3_pipeline.training.loop import Training
+from eagle3_pipeline.training.memory import require_memory
+from eagle3_pipeline.training.optimizer import freeze_parts
+from eagle3_pipeline.training.parent import heed_sigterm
 from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan
 from eagle3_pipeline.training.schedule import Schedule, make_schedule
 from eagle3_pipeline.training.source import ShardSource
@@ -40,48 +46,85 @@ _LOCK_NAME = "training.lock"
 _LOCK_WAIT_S = 60.0
 
 
-def run_plan(plan: TrainingPlan) -> None:
-    """Train the turn to its end; the last one writes draft/. The last event carries the facts."""
+def run_plan(plan: TrainingPlan) -> bool:
+    """Train the turn to its end; the last one writes draft/. The last event carries the facts.
+
+    Each of the processes that train together calls it. Asked to end by SIGTERM it leaves a checkpoint and
+    returns False.
+    """
     folder = Path(plan.folder)
-    with full_disk_named(folder, FULL_DISK):
+    with full_disk_named(folder, FULL_DISK), join(plan.processes, bool(plan.devices)) as group:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / _LOCK_NAME).open("w") as lock:
-            _wait_for(lock, folder)
-            _train(plan, folder)
+        with _alone_in(folder) if group.is_first else nullcontext():
+            return _train(plan, folder, group)
 
 
-def _train(plan: TrainingPlan, folder: Path) -> None:
-    device = torch.device("cuda" if plan.devices else "cpu")
-    if not plan.devices:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-    source, split, schedule = _read(plan)
-    model = build_model(plan).to(device)
+def _train(plan: TrainingPlan, folder: Path, group: Group) -> bool:
+    device = _device(plan, group)
+    with group.first_goes_first():  # it may have states to copy
+        source, split, schedule = _read(plan)
+    model = build_model(plan)
+    require_memory(model, plan, split.rows.values(), device)
+    model = model.to(device)
     checkpoints = Checkpoints(folder / "checkpoints", plan.fingerprint)
-    training = Training(plan, model, source, split, schedule, checkpoints, emit, device)
-    reached = training.run()
-    facts: dict[str, Any] = {
-        "steps": reached.step,
-        "tokens": reached.tokens,
-        "seconds": round(reached.seconds, 1),
-        "waited_seconds": round(reached.waited, 1),
-        "samples": len(split.training),
-        "held_out": len(schedule.validation),
-        "without_supervision": split.without_supervision,
-    }
+    tell = emit if group.is_first else _say_nothing
+    with heed_sigterm() as is_stopping:
+        training = Training(
+            *(plan, model, source, split, schedule, checkpoints, tell, device),
+            group=group,
+            is_stopping=is_stopping,
+        )
+        reached = training.run()
+    if not training.is_done:
+        logger.warning("asked to end: training goes on at the checkpoint of step %d", reached.step)
+        return False
+    if group.is_first:
+        facts: dict[str, Any] = {
+            "steps": reached.step,
+            "tokens": reached.tokens,
+            "seconds": round(reached.seconds, 1),
+            "waited_seconds": round(reached.waited, 1),
+            "samples": len(split.training),
+            "held_out": len(schedule.validation),
+            "without_supervision": split.without_supervision,
+        }
+        emit("done", **facts, **_finish(plan, training, model, schedule))
+    return True
+
+
+def _say_nothing(kind: str, **values: Any) -> None:
+    """What processes other than the first tell."""
+
+
+def _device(plan: TrainingPlan, group: Group) -> torch.device:
+    if not plan.devices:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // group.size))
+        return torch.device("cpu")
+    torch.set_float32_matmul_precision("high")  # TF32 for what is not in bfloat16
+    device = torch.device("cuda", group.rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _finish(plan: TrainingPlan, training: Training, model: Any, schedule: Schedule) -> dict[str, Any]:
+    """Write the draft, or make sure of what the next turn needs; returns the facts of it."""
+    reached = training.state
     if schedule.end == schedule.total:
-        best = training.finish()
-        export_draft(model, folder / DRAFT_FOLDER, plan.layers[:-1])
-        facts |= {
-            "epochs": plan.epochs,
+        best = training.progress.finish()
+        export_draft(model, Path(plan.folder) / DRAFT_FOLDER, plan.layers[:-1])
+        facts: dict[str, Any] = {
+            "epochs": reached.epoch if reached.stopped else plan.epochs,
             "parameters": sum(one.numel() for one in trained_parameters(model).values()),
             "warm_start": plan.base_draft is not None,
         }
     else:
-        facts["checkpoint"] = training.secure()
+        facts = {"checkpoint": training.progress.secure()}
         best = reached
-    if training.state.lost_best:
+    if reached.lost_best:
         facts["lost_best"] = True
-    emit("done", **facts, **_judged(best))
+    if reached.stopped:
+        facts["stopped_early"] = True
+    return facts | _judged(best)
 
 
 def _judged(state: TrainingState) -> dict[str, Any]:
@@ -127,6 +170,7 @@ def build_model(plan: TrainingPlan) -> Any:
     model = new_draft(config, weights, d2t, t2d, seed=plan.seed, train_head=plan.train_head)
     if plan.base_draft is not None:
         load_base(model, Path(plan.base_draft))
+    freeze_parts(model, plan.rates)
     return model
 
 
@@ -142,15 +186,19 @@ def _shape(plan: TrainingPlan, weights: TargetWeights) -> tuple[Any, dict[str, b
     return layer, new_norms(per_layer_norm=plan.per_layer_norm, norm_output=plan.norm_output)
 
 
-def _wait_for(lock: Any, folder: Path) -> None:
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; raises Busy where another process keeps it."""
     until = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() > until:
-                raise Busy(
-                    f"another process trains in {folder} since over {_LOCK_WAIT_S:.0f} s: wait for it"
-                ) from error
-            time.sleep(0.1)
+    with (folder / _LOCK_NAME).open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise Busy(
+                        f"another process trains in {folder} since over {_LOCK_WAIT_S:.0f} s: wait for it"
+                    ) from error
+                time.sleep(0.1)
+        yield

@@ -1,5 +1,8 @@
 """Where each step of a training stands: one learning-rate schedule over all epochs of all turns.
 
+A step is made of as many consecutive batches as `accumulation` and the number of processes give, each of so
+much fewer rows; the last step of an epoch may have fewer.
+
     turn        0          1          2
     epoch       0    1     2    3     4    5       two epochs per turn, counted over all turns
     planned     40   40    44   44    38   38      steps of each epoch
@@ -18,19 +21,24 @@ from itertools import accumulate
 from eagle3_pipeline.training.batches import Split, plan_epoch
 from eagle3_pipeline.training.plan import TrainingPlan
 
-Batches = list[tuple[int, ...]]
+Batch = tuple[int, ...]
+"""Samples that are packed together, as the source counts them."""
+StepBatches = tuple[Batch, ...]
+"""The batches of one step."""
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The epochs of one turn, and their places among all."""
 
-    epochs: dict[int, Batches]
-    """Batches of each epoch of this turn, with the samples that are there; rising."""
+    epochs: dict[int, list[StepBatches]]
+    """Steps of each epoch of this turn, with the samples that are there; rising."""
     validation: tuple[int, ...]
     """The validation samples that are there."""
     starts: tuple[int, ...]
     """Planned steps before each epoch of the training, and at the end their total."""
+    batch_rows: int
+    """Rows of a batch, at most (but for a single sample that is longer)."""
 
     @property
     def steps(self) -> int:
@@ -58,16 +66,19 @@ def make_schedule(plan: TrainingPlan, split: Split, is_there: Callable[[int], bo
     waves = len(split.waves)
     per_turn = plan.epochs // plan.passes
     total = waves * plan.passes * per_turn
+    group = plan.accumulation * plan.processes
+    batch_rows = max(1, plan.tokens_per_step // group)
 
-    def batches(epoch: int, is_there: Callable[[int], bool]) -> Batches:
+    def steps(epoch: int, is_there: Callable[[int], bool]) -> list[StepBatches]:
         wave = epoch // per_turn % waves
-        return plan_epoch(split, plan.tokens_per_step, plan.seed, epoch, wave, is_there)
+        batches = plan_epoch(split, batch_rows, plan.seed, epoch, wave, is_there)
+        return [tuple(batches[at : at + group]) for at in range(0, len(batches), group)]
 
-    counts = [len(batches(epoch, lambda _: True)) for epoch in range(total)]
+    counts = [len(steps(epoch, lambda _: True)) for epoch in range(total)]
     mine = range(plan.turn * per_turn, (plan.turn + 1) * per_turn)
-    epochs = {epoch: batches(epoch, is_there) for epoch in mine}
+    epochs = {epoch: steps(epoch, is_there) for epoch in mine}
     validation = tuple(filter(is_there, split.validation))
-    return Schedule(epochs, validation, tuple(accumulate(counts, initial=0)))
+    return Schedule(epochs, validation, tuple(accumulate(counts, initial=0)), batch_rows)
 
 
 def rate_share(step: int, steps: int, warmup_share: float) -> float:

@@ -12,7 +12,6 @@ from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.training import loop
 from eagle3_pipeline.training.chance import chance
 from eagle3_pipeline.training.checkpoint import Checkpoints
-from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.schedule import make_schedule
 from eagle3_pipeline.training.validation import Judgement
@@ -52,7 +51,7 @@ def _judge(monkeypatch: pytest.MonkeyPatch, lengths: list[float], accuracy: floa
 
 
 def _weights(training: Any) -> dict[str, torch.Tensor]:
-    return {name: one.detach().clone() for name, one in trained_parameters(training._model).items()}
+    return {name: one.detach().clone() for name, one in training._optimizer.parameters.items()}
 
 
 def test_a_training_that_only_harms_gives_the_base_draft_back(

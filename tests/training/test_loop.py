@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _training(
 
 
 def _weights(training: Any) -> dict[str, torch.Tensor]:
-    return {name: one.detach().clone() for name, one in training._parameters.items()}
+    return {name: one.detach().clone() for name, one in training._optimizer.parameters.items()}
 
 
 @functools.cache
@@ -164,7 +165,7 @@ def test_an_epoch_whose_samples_changed_begins_again(
     whole = _training(tmp_path, checkpoint_every_s=0)
     whole.run(stop=whole.steps // 2 + 3)
     start = whole.steps // 2  # of the second of two epochs
-    gone = whole._schedule.epochs[1][0][0]
+    gone = whole._schedule.epochs[1][0][0][0]
 
     def is_there(index: int) -> bool:
         return index != gone
@@ -188,7 +189,7 @@ def test_best_weights_that_are_lost_give_way_to_the_newest(
     weights = _weights(training)
     shutil.rmtree(tmp_path / "best")
     best = _training(tmp_path)
-    at = best.finish()
+    at = best.progress.finish()
     assert (at.best_step, at.lost_best) == (training.steps, True)
     assert at.best == at.validation[-1]["acceptance_length"]
     assert all(torch.equal(one, weights[name]) for name, one in _weights(best).items())
@@ -198,15 +199,15 @@ def test_best_weights_that_are_lost_give_way_to_the_newest(
 def test_a_turn_ends_only_with_a_checkpoint_and_best_weights_that_can_be_read_back(tmp_path: Path) -> None:
     training = _training(tmp_path)
     training.run()
-    digest = training.secure()
-    assert _training(tmp_path).secure() == digest
+    digest = training.progress.secure()
+    assert _training(tmp_path).progress.secure() == digest
     (tmp_path / "best" / "weights.safetensors").write_bytes(b"")
-    training.secure()
+    training.progress.secure()
     assert Checkpoints(tmp_path, "f" * 64).verify_best().best_step == training.steps
     assert _training(tmp_path).state.lost_best
     (tmp_path / f"step-{training.steps:08d}" / "optimizer.safetensors").write_bytes(b"")
     with pytest.raises(DamagedFile, match="No states were deleted: start it again"):
-        training.secure()
+        training.progress.secure()
 
 
 def test_safetensors_words_become_the_number_of_an_error(tmp_path: Path) -> None:
@@ -241,30 +242,58 @@ def test_a_loss_that_is_no_number_stops_the_run_with_sample_and_step(tmp_path: P
 
 
 def test_the_best_epoch_is_what_is_finished_with_not_the_last(tmp_path: Path) -> None:
-    training = _training(tmp_path, epochs=3)
-    lengths = iter([1.2, 1.5, 1.1])
-    judge = training._validate
-
-    def validate() -> Any:
-        from dataclasses import replace
-
-        return replace(judge(), acceptance_length=next(lengths))
-
-    training._validate = validate
+    training = _with_lengths(_training(tmp_path, epochs=3), 1.2, 1.5, 1.1)
     training.run()
-    best = training.finish()
+    best = training.progress.finish()
     assert (best.best, best.step) == (1.5, training.steps // 3 * 2)
     assert best.validation[-1]["acceptance_length"] == 1.5
+
+
+def _with_lengths(training: Any, *lengths: float) -> Any:
+    """Let its judgements find these acceptance lengths."""
+    judge, given = training._validate, iter(lengths)
+    training._validate = lambda: replace(judge(), acceptance_length=next(given))
+    return training
+
+
+def test_patience_ends_the_training_when_so_many_epochs_brought_no_better_one(tmp_path: Path) -> None:
+    training = _with_lengths(_training(tmp_path, epochs=9, patience=2), 1.2, 1.5, 1.4, 1.6, 1.6, 1.5)
+    per_epoch = training.steps // 9
+    at = training.run()
+    assert (at.stopped, training.is_done, at.epoch, at.step) == (True, True, 6, 6 * per_epoch)
+    again = _training(tmp_path, epochs=9, patience=2)
+    assert again.run().step == at.step  # it is not taken up again
+    assert again.progress.finish().best_step == 4 * per_epoch
+
+
+def test_a_stop_that_is_asked_for_amid_a_validation_leaves_the_epoch_to_be_judged(
+    tmp_path: Path, whole: tuple[dict[str, torch.Tensor], int]
+) -> None:
+    training = _training(tmp_path)
+    judge, asked = training._validate, iter([True])
+
+    def validate() -> Any:
+        training._is_stopping = lambda: next(asked, False)
+        return judge()
+
+    training._validate = validate
+    at = training.run()
+    assert (training.is_done, at.validation, at.epoch) == (False, [], 0)
+    again = _training(tmp_path)
+    assert (again.state.epoch, again.state.batch) == (0, training.steps // 2)
+    again.run()
+    assert len(again.state.validation) == 2
+    assert all(torch.equal(one, whole[0][name]) for name, one in _weights(again).items())
 
 
 def test_events_tell_steps_losses_and_the_held_out_judgement(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     training = _training(tmp_path, events)
     training.run()
-    assert [event["event"] for event in events] == ["start", "epoch", "step", "epoch"]
-    assert events[2]["step"] == events[2]["steps"] == training.steps
-    assert len(events[1]["accuracy_by_position"]) == 3
-    assert events[3]["acceptance_length"] == 1 + sum(events[3]["acceptance_by_position"])
+    assert [event["event"] for event in events] == ["start", "step", "epoch", "step", "epoch"]
+    assert events[3]["step"] == events[3]["steps"] == training.steps
+    assert len(events[2]["accuracy_by_position"]) == 3
+    assert events[4]["acceptance_length"] == 1 + sum(events[4]["acceptance_by_position"])
 
 
 def test_training_lowers_the_loss_and_learns_a_rule(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.training.batches import Split, hold_out
-from eagle3_pipeline.training.schedule import make_schedule
+from eagle3_pipeline.training.schedule import StepBatches, make_schedule
 from tests.training.tiny import plan
 
 _ROWS = st.lists(st.integers(1, 60), min_size=1, max_size=15)
@@ -20,26 +20,46 @@ def _split(sizes: list[list[int]], judges: int = 0) -> Split:
     return Split((first[judges:], *others), first[:judges], rows, 0)
 
 
-@given(st.lists(_ROWS, min_size=1, max_size=4), st.sets(st.integers(0, 59)), st.integers(1, 3))
+@given(
+    st.lists(_ROWS, min_size=1, max_size=4),
+    st.sets(st.integers(0, 59)),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
 @settings(deadline=None, max_examples=60)
 def test_samples_that_are_missing_shorten_an_epoch_and_move_no_other_sample(
-    sizes: list[list[int]], missing: set[int], passes: int
+    sizes: list[list[int]], missing: set[int], passes: int, accumulation: int, processes: int
 ) -> None:
     split = _split(sizes, judges=len(sizes[0]) // 2)
+    settings = {"epochs": 2 * passes, "accumulation": accumulation, "processes": processes}
     for turn in range(len(sizes) * passes):
-        one = plan(None, turn=turn, passes=passes, epochs=2 * passes)  # type: ignore[arg-type]
+        one = plan(None, turn=turn, passes=passes, **settings)  # type: ignore[arg-type]
         whole = make_schedule(one, split, lambda _: True)
         short = make_schedule(one, split, lambda index: index not in missing)
         assert short.starts == whole.starts
         assert list(short.epochs) == list(whole.epochs) == [2 * turn, 2 * turn + 1]
         assert short.validation == tuple(one for one in split.validation if one not in missing)
-        for epoch, batches in short.epochs.items():
-            planned = [index for batch in whole.epochs[epoch] for index in batch]
-            assert [index for batch in batches for index in batch] == [
-                index for index in planned if index not in missing
-            ]
+        for epoch, steps in short.epochs.items():
+            planned = _samples(whole.epochs[epoch])
+            assert _samples(steps) == [index for index in planned if index not in missing]
             assert not set(planned) & set(split.validation)
-            assert len(batches) <= whole.starts[epoch + 1] - whole.starts[epoch]
+            assert len(steps) <= whole.starts[epoch + 1] - whole.starts[epoch]
+
+
+def _samples(steps: list[StepBatches]) -> list[int]:
+    return [index for step in steps for batch in step for index in batch]
+
+
+def test_a_step_has_as_many_smaller_batches_as_processes_go_through_together_and_only_the_last_has_less() -> (
+    None
+):
+    split = _split([[9] * 23])
+    one = make_schedule(plan(None, accumulation=2, processes=2, tokens_per_step=72), split, lambda _: True)  # type: ignore[arg-type]
+    assert one.batch_rows == 18
+    assert [len(step) for step in one.epochs[0]] == [4, 4, 4]
+    assert [len(batch) for batch in one.epochs[0][-1]] == [2, 2, 2, 1]
+    assert make_schedule(plan(None, tokens_per_step=72), split, lambda _: True).starts == one.starts  # type: ignore[arg-type]
 
 
 def test_turns_share_the_steps_of_all_epochs_among_them() -> None:

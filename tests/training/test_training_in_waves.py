@@ -175,7 +175,8 @@ def test_every_turn_is_judged_by_the_same_samples_and_none_of_them_ever_trains(
         assert plan.samples is not None
         names = WaveSamples.read(Path(plan.samples)).names
         schedule = make_schedule(plan, split, is_there)
-        trained = {names[one] for epoch in schedule.epochs.values() for batch in epoch for one in batch}
+        steps = [step for epoch in schedule.epochs.values() for step in epoch]
+        trained = {names[one] for step in steps for batch in step for one in batch}
         seen.append(({names[one] for one in schedule.validation}, trained))
         return schedule
 
