@@ -131,7 +131,12 @@ def write_lineage(folder: Path, recipe: dict[str, Any], texts: Sequence[str]) ->
     file = place.folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(prompt.to_json()) + "\n" for prompt in prompts))
     place.finish(
-        [file], {"count": len(prompts), "shards": digests_of_shards(prompts, lineage.recipe.prompts)}
+        [file],
+        {
+            "count": len(prompts),
+            "validation": [],  # all are sampled alike
+            "shards": digests_of_shards(prompts, lineage.recipe.prompts),
+        },
     )
     return lineage, path
 
