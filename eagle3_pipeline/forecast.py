@@ -97,6 +97,8 @@ def _complaint_of_turn(lineage: Lineage, waves: list[list[str]]) -> str | None:
         shards = list(turn.shards) if turn else []
     except MissingInput:  # the vocabulary is not made yet
         shards = waves[0]
+    except RecipeError as error:  # alternatives that came into the recipe after the waves were decided
+        return str(error)
     try:
         require_room_for(lineage, shards)
     except NotEnoughRoom as error:
@@ -140,7 +142,7 @@ def _shards_left(lineage: Lineage, waves: list[list[str]], passes: int) -> list[
     try:
         turn = next_turn(lineage)
         return [shard for one in turns(lineage)[turn.number :] for shard in one.shards] if turn else []
-    except MissingInput:  # samples, audit or vocabulary are not made yet
+    except (MissingInput, RecipeError):  # samples, audit or vocabulary are not made yet, or waves refused
         return [shard for wave in waves for shard in wave] * passes
 
 

@@ -71,7 +71,7 @@ class TurnRecord:
 def turns(lineage: Lineage) -> list[Turn]:
     """All turns, in order; raises MissingInput where the plan of waves is not made (sample_audit).
 
-    Raises RecipeError where alternatives would be trained in waves.
+    Raises RecipeError where alternatives would be trained in waves, or a training could end early.
     """
     waves, passes = lineage.waves()
     lineage.recipe.training.require_one_wave(len(waves))

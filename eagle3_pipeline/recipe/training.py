@@ -13,6 +13,10 @@ AlternativeName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 _SAME_IN_A_SWEEP = ("test_time_steps", "checkpoint_every_s", "sweep", "draft_layers")
 # The one setting of an alternative that is not of this section: `vocabulary.draft_tokens`.
 _DRAFT_TOKENS = "draft_tokens"
+_ROOM_FOR_ALL = (
+    "Make room for all at once: fewer run.shards, extraction.precision fp8, extraction.kept trained, or a "
+    "larger disk."
+)
 
 
 class Rates(Strict):
@@ -71,7 +75,8 @@ class Training(Strict):
     validation_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Share of the samples that is never trained on and chooses the best checkpoint."""
     patience: PositiveInt | None = None
-    """Training ends after so many epochs without a better acceptance length; never early when left out."""
+    """Training ends after so many epochs without a better acceptance length; never early when left out. Not
+    for waves."""
     checkpoint_every_s: PositiveFloat = 120
     """Seconds between checkpoints; each epoch's end has one too."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -82,6 +87,24 @@ class Training(Strict):
     """Alternatives by name, each with the settings of this section in which it differs (`{}`: in none), and
     `draft_tokens` for a smaller vocabulary. All are trained, and the one with the longest simulated
     acceptance goes on."""
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        rates = self.rates.model_dump()
+        if not any(rate for part, rate in rates.items() if part != "head" or self.train_head):
+            head = "" if self.train_head or not rates["head"] else " but head, and train_head is false"
+            raise ValueError(f"training.rates has 0 for all parts{head}: nothing is trained. Set one above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _window_is_wider_than_a_draft(self) -> Self:
+        window, steps = self.attention_window, self.test_time_steps
+        if window is not None and window <= steps:
+            raise ValueError(
+                f"training.attention_window is {window}, training.test_time_steps {steps}: drafted tokens "
+                "alone would fill the window. Set it well above, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _alternatives_are_trainings(self) -> Self:
@@ -114,11 +137,18 @@ class Training(Strict):
         return found
 
     def require_one_wave(self, waves: int) -> None:
-        """Raise RecipeError where alternatives would have to be trained in so many waves."""
-        if self.sweep and waves > 1:
+        """Raise RecipeError where so many waves are too many: for alternatives, or to end early."""
+        if waves <= 1:
+            return
+        if self.sweep:
             raise RecipeError(
                 f"training.sweep compares {len(self.sweep)} trainings on the same states, but these are made "
-                f"in {waves} waves, each of which is deleted before the next one (extraction.waves). Make "
-                "room for all at once: fewer run.shards, extraction.precision fp8, extraction.kept trained, "
-                "or a larger disk. Or remove training.sweep."
+                f"in {waves} waves, each of which is deleted before the next one (extraction.waves). "
+                f"{_ROOM_FOR_ALL} Or remove training.sweep."
+            )
+        if self.patience is not None:
+            raise RecipeError(
+                f"training.patience is {self.patience}, but states are made in {waves} waves "
+                "(extraction.waves): a training that ends early would never have seen the later ones. "
+                f"{_ROOM_FOR_ALL} Or remove training.patience."
             )

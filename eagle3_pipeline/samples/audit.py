@@ -122,7 +122,7 @@ def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer
 def _extraction(lineage: Lineage, plan: BytePlan) -> dict[str, Any]:
     """The plan of bytes and waves as facts. Waves that a training goes by are kept.
 
-    Raises NotEnoughRoom, and RecipeError where there are alternatives to train but no room for one wave.
+    Raises NotEnoughRoom, and RecipeError where there is no room for one wave, but alternatives or patience.
     """
     fit = Fit.of(lineage, plan)
     if (under_way := waves_under_way(lineage)) is not None:

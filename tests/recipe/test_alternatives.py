@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from eagle3_pipeline.recipe import Recipe
-from eagle3_pipeline.recipe.training import Rates
+from eagle3_pipeline.recipe.training import Rates, Training
 
 
 def _recipe(sweep: dict[str, Any], **sections: Any) -> Recipe:
@@ -72,3 +72,46 @@ def test_alternatives_in_waves_are_refused_when_the_recipe_is_read() -> None:
         _recipe({"a": {}}, **waves)
     assert _recipe({}, **waves).extraction.waves == 2
     assert _recipe({"a": {}}, extraction={"layers": [1, 2, 3], "waves": "auto"}).training.sweep == {"a": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"rates": {"fusion": 0.0, "layer": 0.0, "norm": 0.0, "head": 0.0}},
+            "training.rates has 0 for all parts: nothing is trained",
+        ),
+        (
+            {"rates": {"fusion": 0.0, "layer": 0.0, "norm": 0.0}, "train_head": False},
+            "training.rates has 0 for all parts but head, and train_head is false: nothing is trained",
+        ),
+        (
+            {"attention_window": 3},
+            "training.attention_window is 3, training.test_time_steps 3: drafted tokens alone would fill",
+        ),
+    ],
+)
+def test_a_training_of_nothing_or_of_a_window_full_of_drafts_is_refused_alone_and_as_an_alternative(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        Training.model_validate(changes)
+    assert said in str(refusal.value)
+    with pytest.raises(ValidationError, match=r"training\.sweep\.a: ") as refusal:
+        _recipe({"a": changes})
+    assert said in str(refusal.value)
+
+
+def test_what_trains_one_part_or_sees_one_token_more_is_taken() -> None:
+    head = Rates(fusion=0, layer=0, norm=0)
+    assert Training(rates=head).rates.head == 1
+    assert Training(rates=Rates(head=0, layer=0), train_head=False).rates.fusion == 1
+    assert Training(attention_window=4, test_time_steps=3).attention_window == 4
+
+
+def test_an_early_end_in_waves_is_refused_when_the_recipe_is_read() -> None:
+    training = {"patience": 2}
+    waves = {"layers": [1, 2, 3], "waves": 2}
+    with pytest.raises(ValidationError, match=r"training.patience is 2, .* in 2 waves.*run.shards"):
+        _recipe({}, training=training, extraction=waves)
+    assert _recipe({}, training=training, extraction={**waves, "waves": "auto"}).training.patience == 2

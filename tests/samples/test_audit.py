@@ -302,6 +302,15 @@ def test_alternatives_to_compare_want_room_for_all_states_at_once(tmp_path: Path
     assert audit_samples(lineage).facts["waves"] == [list(lineage.recipe.shards)]
 
 
+def test_an_early_end_wants_room_for_all_states_at_once(tmp_path: Path) -> None:
+    extraction = {"layers": [1, 2, 3, 4], "waves": "auto", **NOTHING_ON_ITS_WAY}
+    training = {"patience": 1}
+    lineage = make_run(tmp_path, *[["good"] * 10] * 5, extraction=extraction, training=training, judges=5)
+    with pytest.raises(RecipeError, match=r"training.patience is 1, but states are made in 3 waves"):
+        audit_samples(budget(lineage, 3 * 6400))
+    assert audit_samples(lineage).facts["waves"] == [list(lineage.recipe.shards)]
+
+
 def test_a_set_that_fits_at_once_is_gone_through_once(tmp_path: Path) -> None:
     extraction = {"layers": [1, 2, 3, 4], "waves": "auto", "passes": 3, **NOTHING_ON_ITS_WAY}
     lineage = make_run(tmp_path, *[["good"] * 10] * 2, extraction=extraction)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from eagle3_pipeline.alternatives import alternatives, chosen
 from eagle3_pipeline.errors import DamagedFile, MissingInput, QualityError, RecipeError
-from eagle3_pipeline.forecast import _epochs_left
+from eagle3_pipeline.forecast import _epochs_left, forecast
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.release.verification import Expected
@@ -270,6 +271,25 @@ def test_alternatives_are_never_trained_in_waves(tmp_path: Path, tiny_llama: Pat
     at_once = make_lineage(tmp_path / "once", tiny_llama, waves="auto", training={"sweep": _SWEEP})
     plan_waves(at_once, list(at_once.recipe.shards))
     assert len(turns(at_once)) == 1
+
+
+def test_a_training_that_may_end_early_is_never_made_in_waves(tmp_path: Path, tiny_llama: Path) -> None:
+    lineage = make_lineage(tmp_path, tiny_llama, waves="auto", training={"patience": 1})
+    plan_waves(lineage)
+    with pytest.raises(RecipeError, match=r"patience is 1, .* in 3 waves.*remove training.patience"):
+        turns(lineage)
+
+
+def test_a_forecast_complains_of_alternatives_that_came_after_the_waves_were_decided(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    lineage = make_lineage(tmp_path, tiny_llama, waves="auto")
+    plan_waves(lineage)
+    assert forecast(lineage).complaint is None
+    found = forecast(_other(lineage, sweep=_SWEEP))
+    assert found.is_decided
+    assert len(found.waves) == 3
+    assert re.search(r"compares 3 trainings .* in 3 waves", str(found.complaint))
 
 
 def test_what_the_alternatives_still_take_is_known_and_their_checkpoints_are_no_leftovers(
