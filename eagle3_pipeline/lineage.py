@@ -148,11 +148,15 @@ class Lineage:
         return self._place("hidden_state_shards", inputs, shard)
 
     def vocabulary_map(self) -> Place:
-        """The draft's vocabulary, counted over all samples of the run."""
+        """The draft's vocabulary, counted over all samples of the run, as far as they are extracted."""
+        extraction = self.recipe.extraction
         inputs = {
             "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
             "train_truncated": self.recipe.generation.train_truncated,
+            **extraction.model_dump(mode="json", include={"max_sample_tokens", "while_generating"}),
+            "max_model_len": self.recipe.server.extraction.max_model_len,
             "draft_tokens": self.recipe.vocabulary.draft_tokens,
+            "speculative_tokens": self.recipe.evaluation.speculative_tokens,
             "target": self._target(),
             "base_draft": self._base_draft(),
         }
@@ -172,7 +176,8 @@ class Lineage:
     def draft_checkpoint(self, plan: tuple[Sequence[Sequence[str]], int] | None = None) -> Place:
         """The trained draft. In waves it follows from what states are made of: they never all exist.
 
-        `plan` are waves and passes, by default those of `waves`.
+        `plan` are waves and passes, by default those of `waves`. The vocabulary counts by what is in
+        its file: settings that lead to the same tokens train nothing anew.
         """
         training = self.recipe.settings("training")["training"]
         del training["checkpoint_every_s"]  # when a checkpoint is written changes no weight
@@ -183,7 +188,7 @@ class Lineage:
             if len(waves) == 1
             else fingerprint([place.fingerprint for place in states]),
             **({"waves": waves, "passes": passes} if len(waves) > 1 else {}),
-            "vocabulary": self.vocabulary_map().require().digest,
+            "vocabulary": [one.sha256 for one in self.vocabulary_map().require().files],
             "training": training,
             "base_draft": self._base_draft(),
         }

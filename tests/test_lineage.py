@@ -34,11 +34,11 @@ def _lineage(tmp_path: Path, model_folder: Path, **changes: Any) -> Lineage:
     return Lineage(recipe, tmp_path / "storage")
 
 
-def _make(place: Place, facts: dict[str, Any] | None = None) -> Place:
-    """Make a thing whose content is its fingerprint, unless it is there."""
+def _make(place: Place, facts: dict[str, Any] | None = None, content: str | None = None) -> Place:
+    """Make a thing, unless it is there; its content is its fingerprint where none is given."""
     if place.manifest() is None:
         place.folder.mkdir(parents=True)
-        (place.folder / "content").write_text(place.fingerprint)
+        (place.folder / "content").write_text(content or place.fingerprint)
         place.finish([place.folder / "content"], facts or {})
     return place
 
@@ -52,7 +52,9 @@ def _made(lineage: Lineage) -> dict[str, Path]:
     shards = lineage.recipe.shards
     places |= {f"synthetic_samples {shard}": _make(lineage.synthetic_samples(shard)) for shard in shards}
     places["sample_audit"] = _make(lineage.sample_audit())
-    places["vocabulary_map"] = _make(lineage.vocabulary_map())
+    vocabulary = lineage.vocabulary_map()
+    decide = {name: value for name, value in vocabulary.inputs.items() if name != "speculative_tokens"}
+    places["vocabulary_map"] = _make(vocabulary, content=json.dumps(decide))
     places |= {f"hidden_state_shards {shard}": _make(lineage.hidden_state_shards(shard)) for shard in shards}
     for name in END:
         places[name] = _make(getattr(lineage, name)())
@@ -107,11 +109,11 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
             for setting in (
                 {"dtype": "float32"},
                 {"quantization": "fp8"},
-                {"max_model_len": 500},
                 {"extra_args": ["--seed", "1"]},
                 {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
             )
         ),
+        ({"server": {"extraction": {"max_model_len": 500}}}, {"vocabulary_map", *STATES, *END}),
         ({"server": {"evaluation": {"enforce_eager": False}}}, {"acceptance_report", "released_draft"}),
         ({"server": {"evaluation": {"extra_env": {"A": "b"}}}}, {"acceptance_report", "released_draft"}),
         *(
@@ -125,11 +127,14 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
         ),
         ({"generation": {"train_truncated": False}}, _AFTER_SAMPLES),
         ({"extraction": {"layers": [1, 2, 4]}}, {"sample_audit", *STATES, *END}),
-        ({"extraction": {"max_sample_tokens": 50}}, {"sample_audit", *STATES, *END}),
+        ({"extraction": {"max_sample_tokens": 50}}, {"sample_audit", "vocabulary_map", *STATES, *END}),
         ({"vocabulary": {"draft_tokens": 128}}, {"vocabulary_map", *END}),
         ({"training": {"learning_rate": 0.5}}, set(END)),
         ({"training": {"seed": 1}}, set(END)),
-        ({"evaluation": {"speculative_tokens": 2}}, {"acceptance_report", "released_draft"}),
+        (
+            {"evaluation": {"speculative_tokens": 2}},
+            {"vocabulary_map", "acceptance_report", "released_draft"},
+        ),
         ({"release": {"min_acceptance_length": 1.5}}, {"released_draft"}),
         ({"generation": {"concurrency": 3, "request_timeout_s": 9}}, set()),
         ({"extraction": {"concurrency": 3, "part_gib": 1.0}}, set()),

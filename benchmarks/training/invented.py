@@ -9,7 +9,6 @@ one folder:
 """
 
 import json
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +71,7 @@ def make_plan(
     vocabulary = folder / "vocabulary"
     vocabulary.mkdir()
     t2d = torch.arange(shape.vocabulary) < shape.draft_tokens
-    write_mapping(
-        vocabulary / VOCABULARY_NAME, torch.zeros(shape.draft_tokens, dtype=torch.int64), t2d, Counter()
-    )
+    write_mapping(vocabulary / VOCABULARY_NAME, torch.zeros(shape.draft_tokens, dtype=torch.int64), t2d)
     return TrainingPlan(
         folder=str(folder / "training"),
         target=str(target),

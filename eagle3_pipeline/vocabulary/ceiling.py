@@ -79,14 +79,14 @@ def compare_sizes(
     counts: Counter[int],
     always: Sequence[int],
     replies: "Sequence[NDArray[numpy.int32]]",
-    draft_tokens: int,
-    vocab_size: int,
+    own: "torch.Tensor",
     speculative_tokens: int,
 ) -> list[dict[str, Any]]:
-    """The ceiling of each size of the vocabulary, chosen as this one is: a table for people."""
+    """The ceiling of `own`, bool `[target]`, and of other sizes that `counts` choose: a table for people."""
     rows = []
+    draft_tokens = int(own.sum())
     for size in sizes_to_compare(draft_tokens, len({*counts, *always})):
-        _, t2d = select_tokens(counts, size, vocab_size, always)
+        t2d = own if size == draft_tokens else select_tokens(counts, size, len(own), always)[1]
         best = ceiling(replies, t2d, speculative_tokens)
         row = {"coverage": best.coverage, "best_acceptance_length": best.acceptance_length}
         rows.append({"draft_tokens": size, **row})

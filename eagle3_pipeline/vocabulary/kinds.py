@@ -3,7 +3,8 @@
 The kinds, in the order in which they get their places:
 
     ends        end a reply: the eos ids of generation_config.json and config.json, and the tokenizer's
-    template    added tokens that the chat template writes: begins and ends of turns, roles, thoughts
+    template    added tokens that the chat template writes: begins and ends of turns, roles, thoughts; none of
+                spaces and line ends alone, of which the template's own text is full
     thinking    other added tokens whose text says that they open or close thoughts
     seen        special tokens that the completions have
     bytes       the tokens of one byte each, with which any text can be spelled
@@ -46,7 +47,7 @@ def token_kinds(model: Path, counts: Counter[int], vocab_size: int) -> dict[str,
     template = _chat_template(model, config)
     found = {
         "ends": _ends(model, config, texts),
-        "template": {number for number, text in texts.items() if text and text in template},
+        "template": {number for number, text in texts.items() if text.strip() and text in template},
         "thinking": {number for number, text in texts.items() if _THOUGHTS.search(text)} - reserved,
         "seen": {number for number in special if counts[number]},
         "bytes": _bytes(model, tokenizer),

@@ -10,9 +10,7 @@ Example: the draft has the tokens 0, 2 and 5 of a target with 6:
     i + d2t[i]     0   2   5        strictly rising, below 6
     t2d            1 0 1 0 0 1
 
-On disk: vocabulary.safetensors with d2t, t2d and what they were chosen from: `counts` int64 [target], the
-occurrences in the completions that train, and `always` int64, the ids of the tokens that are always in, in
-the order in which they get their places.
+On disk: vocabulary.safetensors with both.
 """
 
 import logging
@@ -55,7 +53,7 @@ def make_vocabulary(lineage: Lineage) -> Manifest:
     verify_mapping(d2t, t2d, size)
     place.folder.mkdir(parents=True, exist_ok=True)
     path = place.folder / VOCABULARY_NAME
-    write_mapping(path, d2t, t2d, replies.counts, always)
+    write_mapping(path, d2t, t2d)
     facts = {
         "draft_tokens": len(d2t),
         "distinct_tokens": len(replies.counts),
@@ -81,15 +79,12 @@ def _ceilings(
     if not replies.held_out:
         return {}
     best = ceiling(replies.held_out, t2d, speculative_tokens)
-    chosen = int(t2d.sum())
     return {
         "held_out_tokens": best.tokens,
         "held_out_coverage": best.coverage,
         "best_acceptance_length": best.acceptance_length,
         "speculative_tokens": speculative_tokens,
-        "sizes": compare_sizes(
-            replies.counts, always, replies.held_out, chosen, len(t2d), speculative_tokens
-        ),
+        "sizes": compare_sizes(replies.counts, always, replies.held_out, t2d, speculative_tokens),
     }
 
 
@@ -123,19 +118,11 @@ def coverage(t2d: "torch.Tensor", counts: Counter[int]) -> float:
     return sum(count for token, count in counts.items() if token in kept) / total if total else 0.0
 
 
-def write_mapping(
-    path: Path, d2t: "torch.Tensor", t2d: "torch.Tensor", counts: Counter[int], always: Sequence[int] = ()
-) -> None:
-    """Write the map, the counts and the ids that are always in as safetensors."""
-    import torch
-
+def write_mapping(path: Path, d2t: "torch.Tensor", t2d: "torch.Tensor") -> None:
+    """Write the map as safetensors."""
     from eagle3_pipeline.tensor_file import write_tensors
 
-    occurrences = torch.zeros(len(t2d), dtype=torch.int64)
-    for token, count in counts.items():
-        occurrences[token] = count
-    ids = torch.tensor(list(always), dtype=torch.int64)
-    write_tensors({"d2t": d2t, "t2d": t2d, "counts": occurrences, "always": ids}, path)
+    write_tensors({"d2t": d2t, "t2d": t2d}, path)
 
 
 def read_mapping(path: Path) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -64,6 +64,13 @@ def test_a_template_in_a_file_of_its_own_and_several_named_ones_are_read(tmp_pat
     assert _kinds(model) == {"template": [0], "special": [1]}
 
 
+def test_tokens_of_spaces_and_line_ends_are_not_taken_for_written_by_the_template(tmp_path: Path) -> None:
+    added = {"added_tokens": _added("    ", "\n", "<|user|>", special=False)}
+    template = "{% if m %}\n    {{ '<|user|>' }}\n{% endif %}"
+    model = _write(tmp_path, tokenizer=added, tokenizer_config={"chat_template": template})
+    assert _kinds(model) == {"template": [2]}
+
+
 def test_reserved_tokens_are_never_in_whether_they_say_so_or_are_numbered(tmp_path: Path) -> None:
     texts = (
         *(f"<|reserved_special_token_{n}|>" for n in range(3)),
