@@ -72,6 +72,7 @@ def _tiny(model_folder: Path, layers: int) -> dict[str, Any]:
             "sources": [{"path": "train.jsonl", "column": "prompt"}],
             "count": 24,
             "per_shard": 8,
+            "validation": 2,
             "max_prompt_tokens": 200,
         },
         "generation": {"concurrency": 8, "max_completion_tokens": 128, "request_timeout_s": 60},
@@ -81,7 +82,7 @@ def _tiny(model_folder: Path, layers: int) -> dict[str, Any]:
             "max_sample_tokens": 400,
         },
         "vocabulary": {"draft_tokens": 256},
-        "training": {"epochs": 2, "tokens_per_step": 512, "test_time_steps": 3, "validation_share": 0.1},
+        "training": {"epochs": 2, "tokens_per_step": 512, "test_time_steps": 3},
         "evaluation": {"sets": [evaluation_set], "max_completion_tokens": 64, "speculative_tokens": 3},
         "release": {"license": "apache-2.0"},
     }

@@ -90,7 +90,7 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
         ({"prompts": {"seed": 1}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
         ({"prompts": {"max_prompt_tokens": 100}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
         ({"prompts": {"near_duplicate_similarity": 0.9}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
-        ({"prompts": {"validation": 2}}, {"prompts", SAMPLES[0], *_AFTER_SAMPLES - {STATES[1]}}),
+        ({"prompts": {"validation": 3}}, {"prompts", SAMPLES[0], *_AFTER_SAMPLES - {STATES[1]}}),
         ({"generation": {"temperature": 0.1}}, {*SAMPLES, *_AFTER_SAMPLES}),
         ({"generation": {"max_completion_tokens": 99}}, {*SAMPLES, *_AFTER_SAMPLES}),
         *(

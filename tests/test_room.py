@@ -89,7 +89,7 @@ def test_with_waves_only_one_of_them_must_fit_and_the_validation_samples(
     extraction = lineage.recipe.extraction.model_copy(update={"waves": "auto"})
     recipe = lineage.recipe.model_copy(update={"extraction": extraction})
     in_waves = Lineage(recipe, lineage.storage_root)
-    needed = SHARD_BYTES + SHARD_BYTES // 2  # half of the first shard judges
+    needed = SHARD_BYTES + SHARD_BYTES // 4  # two of the first eight samples judge
     free(monkeypatch, disk=needed - 1)
     with pytest.raises(NotEnoughRoom, match="in 3 waves"):
         require_machine(in_waves)

@@ -83,6 +83,7 @@ def make_plan(
         vocabulary=str(vocabulary / VOCABULARY_NAME),
         base_draft=None,
         layers=shape.layer_ids,
+        model_fingerprint="0" * 64,
         devices=devices,
         processes=1,
         validation=("0",),

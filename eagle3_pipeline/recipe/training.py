@@ -72,8 +72,6 @@ class Training(Strict):
     """The draft looks back so many tokens; at all when left out. A base draft keeps its own attention."""
     intermediate_size: PositiveInt | None = None
     """Width of the draft's MLP; the target's when left out. A base draft keeps its own."""
-    validation_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Share of the samples that is never trained on and chooses the best checkpoint."""
     patience: PositiveInt | None = None
     """Training ends after so many epochs without a better acceptance length; never early when left out. Not
     for waves."""

@@ -19,8 +19,10 @@ so row r puts x_(r+1) beside g_r and proposes x_(r+2), the token that y_(r+1) sp
     supervised       -    -    yes  yes  yes  -
 
 The first proposal follows x3, since the target writes x3 itself, from the prompt. Row 5 would propose
-what follows the end of the turn: nothing is served there. At test-time-training step k, row r proposes the
-label of row r + k. Rows that are not supervised only serve as context: keys and values of the attention.
+what follows the end of the turn: nothing is served there. The label of a sample that judges is what the
+target takes for likeliest there (judging_source.py), in a greedy reply the same. At test-time-training step
+k, row r proposes the label of row r + k. Rows that are not supervised only serve as context: keys and values
+of the attention.
 (speculators' shift_batch pairs the same tensors; it also supervises row 5, and in later steps rows
 before row 2.)
 
@@ -28,16 +30,20 @@ Rows of several samples are laid end to end, without padding: attention runs wit
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.errors import DamagedFile, MissingInput, QualityError
+from eagle3_pipeline.samples.sample import prompt_id_of
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+# Completions of one token are rare, and the extraction skips samples whose completion it cuts away whole.
+_MOST_WITHOUT_SUPERVISION = 0.1
 
 
 class SampleSource(Protocol):
@@ -52,7 +58,10 @@ class SampleSource(Protocol):
         """Have the states of these samples fetched from the disk, to be read soon."""
 
     def read(self, index: int) -> "Mapping[str, torch.Tensor]":
-        """hidden_states `[tokens, layers, hidden]`, token_ids and loss_mask `[tokens]` of one sample."""
+        """hidden_states `[tokens, layers, hidden]`, token_ids and loss_mask `[tokens]` of one sample.
+
+        Maybe also `choices` `[S]`, labels of its supervised rows that take the place of the text's.
+        """
 
     def name(self, index: int) -> str:
         """The sample's id."""
@@ -109,7 +118,7 @@ def pack(source: SampleSource, indices: Sequence[int]) -> Batch:
         lengths.append(rows)
         supervised.append(at + first_row)
         verifier.append(hidden[at + 1, -1])
-        labels.append(ids[at + 2])
+        labels.append(sample["choices"] if "choices" in sample else ids[at + 2])
         run = torch.cat([torch.zeros(1, dtype=torch.int64), (at.diff() > 1).cumsum(0)])[: len(at)]
         runs.append(run + first_run)
         first_row += rows
@@ -144,46 +153,67 @@ class Split:
         return tuple(index for wave in self.waves for index in wave)
 
 
-def split_samples(source: SampleSource, validation_share: float, seed: int) -> Split:
-    """The split of samples that are all there; raises MissingInput below two usable ones."""
+def split_samples(source: SampleSource, judges: Collection[str]) -> Split:
+    """The split of samples that are all there; `judges` are ids of prompts. Raises what `hold_out` raises.
+
+    Raises DamagedFile for a mask that supervises a prompt.
+    """
     rows: dict[int, int] = {}
     for index in range(len(source)):
         mask = source.loss_mask(index)
+        require_prompt(source.name(index), mask)
         if len(supervised_rows(mask)):
             rows[index] = len(mask) - 1
-    return hold_out([list(rows)], rows, len(source) - len(rows), validation_share, seed)
+    names = {index: source.name(index) for index in rows}
+    return hold_out([list(rows)], rows, len(source) - len(rows), of_prompts(names, judges))
+
+
+def require_prompt(name: str, loss_mask: "torch.Tensor") -> None:
+    """Raise DamagedFile where all of a sample is supervised: the target did not write its prompt."""
+    if len(loss_mask) and bool(loss_mask.all()):
+        raise DamagedFile(
+            f"the loss mask of {name} has a one for each of its {len(loss_mask)} tokens, expected zeros for "
+            "the prompt: the draft would learn to write prompts. Make its shard again: delete the manifest "
+            "of the shard and materialise hidden_state_shards."
+        )
+
+
+def of_prompts(names: Mapping[int, str], prompts: Collection[str]) -> set[int]:
+    """The numbers of the samples, of any turn, that are replies to these prompts; `names` are sample ids."""
+    wanted = set(prompts)
+    return {number for number, name in names.items() if prompt_id_of(name) in wanted}
 
 
 def hold_out(
-    waves: Sequence[Sequence[int]], rows: dict[int, int], dropped: int, share: float, seed: int
+    waves: Sequence[Sequence[int]], rows: dict[int, int], dropped: int, judges: Collection[int]
 ) -> Split:
-    """Set a fixed share of all samples in `rows` aside, at least one; `dropped` others have no use.
+    """Set the samples `judges` aside; `dropped` others than those in `rows` have no token to propose.
 
-    They are drawn from the first wave, whose states are there first, and are at most half of it. Raises
-    MissingInput where that has less than two.
+    Raises QualityError where too many are dropped, and MissingInput where none is left that judges or trains.
     """
-    import torch
-
-    first = waves[0]
-    where = "" if len(waves) == 1 else " in the first wave"
-    if len(first) < 2:
-        raise MissingInput(
-            f"{len(first)} of {len(rows) + dropped} samples have a token to learn from{where}, expected at "
-            "least 2 (one trains, one judges). "
-            "Look at the completions in sample_audit, and at extraction.max_sample_tokens."
-        )
+    total = len(rows) + dropped
     if dropped:
-        logger.warning(
-            "%d of %d samples have no supervised token (the completion is cut away or shorter than 2 "
-            "tokens): dropped",
-            dropped,
-            len(rows) + dropped,
+        what = (
+            f"{dropped} of {total} samples have no supervised token (the completion is cut away or shorter "
+            "than 2 tokens)"
         )
-    order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed)).tolist()
-    held_out = min(max(1, round(share * len(rows))), len(first) // 2)
-    validation = tuple(sorted(first[at] for at in order[:held_out]))
-    training = tuple(sorted(first[at] for at in order[held_out:]))
-    return Split((training, *map(tuple, waves[1:])), validation, rows, dropped)
+        if dropped > _MOST_WITHOUT_SUPERVISION * total:
+            raise QualityError(
+                f"{what}, at most {_MOST_WITHOUT_SUPERVISION:.0%} are tolerated. Raise "
+                "extraction.max_sample_tokens, or look at the completions in synthetic_samples."
+            )
+        logger.warning("%s: dropped", what)
+    held_out = set(judges)
+    validation = tuple(sorted(held_out & rows.keys()))
+    training = tuple(tuple(index for index in wave if index not in held_out) for wave in waves)
+    if not validation or not any(training):
+        raise MissingInput(
+            f"of {len(rows)} samples with a token to learn from {len(validation)} judge and "
+            f"{sum(map(len, training))} train, expected at least one of each. Those that judge are replies "
+            "to the first prompts.validation prompts: look at their verdicts in synthetic_samples of the "
+            "first shard, at what is quarantined there, or change prompts.validation."
+        )
+    return Split(training, validation, rows, dropped)
 
 
 def plan_epoch(

@@ -39,6 +39,8 @@ class TrainingPlan:
     """Folder of the pretrained draft to start from."""
     layers: tuple[int, ...]
     """Layer ids of the hidden states; the last one is the verifier's."""
+    model_fingerprint: str
+    """Of the target, as its shards must name it."""
     devices: tuple[str, ...]
     """GPU names of the partition; empty for the CPU."""
     processes: int
@@ -64,7 +66,6 @@ class TrainingPlan:
     norm_output: bool
     attention_window: int | None
     intermediate_size: int | None
-    validation_share: float
     patience: int | None
     checkpoint_every_s: float
     seed: int

@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 
 from eagle3_pipeline.durable_files import full_disk_named
 from eagle3_pipeline.errors import Busy
+from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
-from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, split_samples
+from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, of_prompts, split_samples
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.draft import (
     layer_config,
@@ -26,6 +27,7 @@ from eagle3_pipeline.training.draft import (
 from eagle3_pipeline.training.events import emit
 from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.group import Group, join
+from eagle3_pipeline.training.judging_source import JudgingSource
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.memory import require_memory
 from eagle3_pipeline.training.optimizer import freeze_parts
@@ -62,7 +64,7 @@ def run_plan(plan: TrainingPlan) -> bool:
 def _train(plan: TrainingPlan, folder: Path, group: Group) -> bool:
     device = _device(plan, group)
     with group.first_goes_first():  # it may have states to copy
-        source, split, schedule = _read(plan)
+        source, split, schedule = _read(plan, device)
     model = build_model(plan)
     require_memory(model, plan, split.rows.values(), device)
     model = model.to(device)
@@ -85,7 +87,8 @@ def _train(plan: TrainingPlan, folder: Path, group: Group) -> bool:
             "seconds": round(reached.seconds, 1),
             "waited_seconds": round(reached.waited, 1),
             "samples": len(split.training),
-            "held_out": len(schedule.validation),
+            "judges": len(schedule.validation),
+            "greedy_agreement": round(source.greedy_agreement, 4),
             "without_supervision": split.without_supervision,
         }
         emit("done", **facts, **_finish(plan, training, model, schedule))
@@ -138,19 +141,31 @@ def _judged(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def _read(plan: TrainingPlan) -> tuple[SampleSource, Split, Schedule]:
+def _read(plan: TrainingPlan, device: torch.device) -> tuple[JudgingSource, Split, Schedule]:
     """The samples of this turn, and what is planned for all turns."""
-    folders = [Path(one) for one in plan.shards]
-    if plan.samples is None:
-        source = ShardSource(folders, plan.layers)
-        split = split_samples(source, plan.validation_share, plan.seed)
-        return source, split, make_schedule(plan, split, lambda _: True)
-    samples = WaveSamples.read(Path(plan.samples))
+    source, split, schedule = _read_at_once(plan) if plan.samples is None else _read_wave(plan, plan.samples)
+    judging = JudgingSource(source, schedule.validation, lambda: Head.read(Path(plan.target)), device)
+    return judging, split, schedule
+
+
+def _read_at_once(plan: TrainingPlan) -> tuple[SampleSource, Split, Schedule]:
+    source = _open(plan, plan.shards)
+    split = split_samples(source, plan.validation)
+    return source, split, make_schedule(plan, split, lambda _: True)
+
+
+def _read_wave(plan: TrainingPlan, listed: str) -> tuple[SampleSource, Split, Schedule]:
+    samples = WaveSamples.read(Path(listed))
+    judges = of_prompts(dict(enumerate(samples.names)), plan.validation)
     rows = dict(enumerate(samples.rows))
-    split = hold_out(samples.waves(), rows, samples.without_supervision, plan.validation_share, plan.seed)
-    copy = ShardSource([keep_validation(plan, [samples.names[one] for one in split.validation])], plan.layers)
-    there = WaveSource(samples, split.validation, ShardSource(folders, plan.layers), copy)
+    split = hold_out(samples.waves(), rows, samples.without_supervision, judges)
+    copy = keep_validation(plan, [samples.names[one] for one in split.validation])
+    there = WaveSource(samples, split.validation, _open(plan, plan.shards), _open(plan, [copy]))
     return there, split, make_schedule(plan, split, there.__contains__)
+
+
+def _open(plan: TrainingPlan, folders: Iterable[str | Path]) -> ShardSource:
+    return ShardSource([Path(one) for one in folders], plan.layers, plan.model_fingerprint)
 
 
 def build_model(plan: TrainingPlan) -> Any:

@@ -12,14 +12,22 @@ from eagle3_pipeline.shards.reader import ShardReader
 class ShardSource:
     """All samples of several shard folders, in order. Nothing of them is kept in memory."""
 
-    def __init__(self, folders: Sequence[Path], layers: tuple[int, ...]) -> None:
-        """Open the shards; raises MissingInput, and DamagedFile where one has other layers than `layers`."""
+    def __init__(self, folders: Sequence[Path], layers: tuple[int, ...], model_fingerprint: str) -> None:
+        """Open the shards.
+
+        Raises MissingInput, and DamagedFile where they hold other layers, or the states of another model.
+        """
         self._reader = ShardReader(folders)
-        found = self._reader.layout.layer_ids
-        if tuple(found) != layers:
+        layout = self._reader.layout
+        if tuple(layout.layer_ids) != layers:
             raise DamagedFile(
-                f"the shards hold the layers {list(found)}, expected {list(layers)}: "
+                f"the shards hold the layers {list(layout.layer_ids)}, expected {list(layers)}: "
                 "make the hidden states again"
+            )
+        if layout.model_fingerprint != model_fingerprint:
+            raise DamagedFile(
+                f"the shards hold states of the model {layout.model_fingerprint[:12]}, expected those of the "
+                f"target, {model_fingerprint[:12]}: was a folder moved or copied by hand? Make them again"
             )
 
     def __len__(self) -> int:

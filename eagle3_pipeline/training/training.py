@@ -195,6 +195,7 @@ def make_plan(lineage: Lineage, turn: Turn) -> TrainingPlan:
         vocabulary=str(vocabulary.folder / VOCABULARY_NAME),
         base_draft=str(base) if base is not None else None,
         layers=recipe.extraction.layers,
+        model_fingerprint=str(lineage.target_model().require().facts["model_fingerprint"]),
         devices=recipe.partitions.training,
         processes=max(1, len(recipe.partitions.training)),
         validation=tuple(lineage.prompts().require().facts["validation"]),

@@ -1,7 +1,10 @@
 """How good the draft is on held-out samples, counted as serving counts.
 
+A proposal is right where it is the target's own likeliest token, over its whole vocabulary: the labels of
+samples that judge are that (judging_source.py). A token that the draft's vocabulary lacks is never proposed.
+
 The walk: stand at the first token that the target wrote; the draft proposes K tokens; the run of them that
-equals the text is accepted and the target adds one token of its own; stand there, and so on. So the
+is right is accepted and the target adds one token of its own; stand there, and so on. So the
 acceptance length is 1 + the sum of the acceptance by position, as in vLLM's counters.
 
     text        a b c d e f g         K = 2
@@ -29,7 +32,7 @@ class Judgement:
     loss: float
     """Decayed sum over steps, as in training; mean over batches."""
     accuracy_by_position: tuple[float, ...]
-    """`[K]`: share of all supervised rows whose k-th proposal is the text's token, given the text before."""
+    """`[K]`: share of all supervised rows whose k-th proposal is right, given the text before."""
     acceptance_by_position: tuple[float, ...]
     """`[K]`: share of the walk's drafts whose first k + 1 tokens are all accepted."""
     acceptance_length: float
@@ -37,7 +40,7 @@ class Judgement:
 
 
 def right_by_position(steps: list[Step], batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Which proposals equal the text, and which exist at all: two bool `[S, K]`.
+    """Which proposals equal their label, and which exist at all: two bool `[S, K]`.
 
     `targets` int64 `[draft]` are the target's ids of the draft's tokens.
     """

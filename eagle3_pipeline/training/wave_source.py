@@ -3,7 +3,7 @@
     hidden_state_shards/.../<shards of the wave>      what it trains on
     draft_checkpoint/<fingerprint>/validation/        what judges the draft in every turn
 
-The validation samples come from the first wave. Their states are copied into a shard of their own before the
+The validation samples are in the first wave. Their states are copied into a shard of their own before the
 first turn trains, since the wave is deleted after it, and they are read from the copy ever after.
 """
 
@@ -19,6 +19,7 @@ from eagle3_pipeline.shards.format import WAY_OUT
 from eagle3_pipeline.shards.listing import JOURNAL_NAME, parts_of_shard
 from eagle3_pipeline.shards.reader import ShardReader
 from eagle3_pipeline.shards.writer import ShardWriter
+from eagle3_pipeline.training.batches import require_prompt
 from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan
 from eagle3_pipeline.training.source import ShardSource
 from eagle3_pipeline.training.wave_samples import VALIDATION_FOLDER, WaveSamples
@@ -35,7 +36,8 @@ class WaveSource:
         """Find each planned sample, those of `judges` in the copy only: so every turn has the same ones.
 
         A later pass makes the states of the first wave again, and may find those of a judge usable that
-        were not before. Raises DamagedFile where a sample has another length than planned.
+        were not before. Raises DamagedFile where a sample has another length than planned, or a mask
+        that supervises its prompt.
         """
         numbers = {name: number for number, name in enumerate(samples.names)}
         validation = set(judges)
@@ -46,7 +48,9 @@ class WaveSource:
                 if number is not None and (number in validation) == (source is copy):
                     self._at[number] = (source, index)
         for number, (source, index) in self._at.items():
-            rows = len(source.loss_mask(index)) - 1
+            mask = source.loss_mask(index)
+            require_prompt(samples.names[number], mask)
+            rows = len(mask) - 1
             if rows != samples.rows[number]:
                 raise DamagedFile(
                     f"the states of {samples.names[number]} have {rows + 1} tokens, expected "

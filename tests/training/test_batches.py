@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.errors import DamagedFile, MissingInput, QualityError
 from eagle3_pipeline.training.batches import fill, pack, plan_epoch, split_samples, supervised_rows
 from tests.training.tiny import Memory, memory
 
@@ -52,21 +52,63 @@ def test_a_mask_of_only_ones_is_supervised_to_its_last_token() -> None:
     assert supervised_rows(torch.ones(4)).tolist() == [0, 1]
 
 
+class _Named(Memory):
+    """Samples with ids of their own."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(memory([(12, 4)] * len(names)).samples)
+        self.names = names
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+
 def test_samples_without_a_supervised_token_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    source = memory([(12, 4), (12, 12), (12, 4), (9, 8), (12, 4)])
-    split = split_samples(source, 0.2, 0)
+    source = memory([(12, 4), (12, 12), *[(12, 4)] * 17, (9, 8)])
+    split = split_samples(source, {"sample-0", "sample-1", "sample-3"})
     assert split.without_supervision == 2
-    assert sorted(split.training + split.validation) == [0, 2, 4]
-    assert "2 of 5 samples have no supervised token" in caplog.text
+    assert split.validation == (0, 3)
+    assert sorted(split.training + split.validation) == [0, *range(2, 19)]
+    assert "2 of 20 samples have no supervised token" in caplog.text
 
 
-def test_too_few_usable_samples_are_an_error_with_the_number() -> None:
-    with pytest.raises(MissingInput, match="1 of 3 samples have a token to learn from"):
-        split_samples(memory([(12, 4), (12, 12), (12, 11)]), 0.2, 0)
+def test_many_samples_without_a_supervised_token_are_an_error_with_the_bound() -> None:
+    sizes = [(12, 4), (12, 12), *[(12, 4)] * 16, (9, 8)]
+    with pytest.raises(QualityError, match=r"2 of 19 samples .* at most 10% are tolerated\. Raise"):
+        split_samples(memory(sizes), {"sample-0"})
+
+
+def test_a_mask_that_supervises_the_prompt_is_refused_with_the_samples_name() -> None:
+    source = memory([(12, 4), (12, 4), (12, 0)])
+    with pytest.raises(DamagedFile, match=r"loss mask of sample-2 has a one for each of its 12 tokens"):
+        split_samples(source, {"sample-0"})
+
+
+def test_a_conversation_is_held_out_whole_whatever_its_place_and_no_other_one_is() -> None:
+    source = _Named("ab-t0", "b-t0", "a-t0", "a-t1", "c-t0", "a-t10", "b-t1")
+    split = split_samples(source, {"a", "c", "never asked"})
+    assert split.validation == (2, 3, 4, 5)
+    assert split.training == (0, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("judges", "found"), [({"z"}, "3 samples .* 0 judge and 3 train"), ({"a", "b"}, "3 judge and 0 train")]
+)
+def test_nothing_that_judges_or_nothing_that_trains_is_an_error_with_the_numbers(
+    judges: set[str], found: str
+) -> None:
+    with pytest.raises(MissingInput, match=rf"{found}.*first prompts\.validation prompts"):
+        split_samples(_Named("a-t0", "b-t0", "b-t1"), judges)
+
+
+def test_a_sample_that_judges_is_labelled_with_the_targets_choices() -> None:
+    chosen = {**_numbered(7, 3), "choices": torch.tensor([14, 99, 16])}
+    batch = pack(Memory([_numbered(5, 2), chosen]), [0, 1])
+    assert batch.labels.tolist() == [13, 14, 14, 99, 16]
 
 
 @given(
-    st.lists(st.tuples(st.integers(3, 30), st.integers(0, 1)), min_size=2, max_size=25),
+    st.lists(st.tuples(st.integers(4, 30), st.just(1)), min_size=2, max_size=25),
     st.integers(5, 60),
     st.integers(0, 3),
     st.integers(0, 3),
@@ -75,20 +117,20 @@ def test_too_few_usable_samples_are_an_error_with_the_number() -> None:
 def test_an_epoch_takes_each_training_sample_once_within_the_bound_in_an_order_of_seed_and_epoch(
     sizes: list[tuple[int, int]], tokens_per_step: int, seed: int, epoch: int
 ) -> None:
-    split = split_samples(memory(sizes), 0.25, seed)
+    split = split_samples(memory(sizes), {"sample-1"})
     batches = plan_epoch(split, tokens_per_step, seed, epoch)
     assert sorted(index for batch in batches for index in batch) == list(split.training)
     for batch in batches:
         assert sum(split.rows[index] for index in batch) <= tokens_per_step or len(batch) == 1
-    assert batches == plan_epoch(split_samples(memory(sizes), 0.25, seed), tokens_per_step, seed, epoch)
-    assert not set(split.training) & set(split.validation)
+    assert batches == plan_epoch(split, tokens_per_step, seed, epoch)
+    assert split.validation == (1,)
 
 
 def test_epochs_differ_in_their_order() -> None:
-    split = split_samples(memory([(8, 2)] * 20), 0.1, 0)
+    split = split_samples(memory([(8, 2)] * 20), {"sample-0"})
     assert plan_epoch(split, 100, 0, 0) != plan_epoch(split, 100, 0, 1)
 
 
 def test_a_sample_longer_than_a_step_is_a_batch_of_its_own() -> None:
-    split = split_samples(memory([(10, 2), (50, 2), (10, 2)]), 0.1, 0)
+    split = split_samples(memory([(10, 2), (50, 2), (10, 2)]), {"sample-0"})
     assert list(fill(split, [0, 1, 2], 20)) == [(0,), (1,), (2,)]

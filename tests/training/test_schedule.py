@@ -73,15 +73,12 @@ def test_turns_share_the_steps_of_all_epochs_among_them() -> None:
     ]
 
 
-def test_validation_comes_from_the_first_wave_and_is_at_most_half_of_it() -> None:
-    rows = dict.fromkeys(range(100), 9)
-    split = hold_out([range(10), range(10, 100)], rows, 0, 0.03, 0)
-    assert len(split.validation) == 3  # of all 100 samples
-    assert set(split.validation) < set(range(10))
-    assert split.waves[1] == tuple(range(10, 100))
-    assert len(hold_out([range(10), range(10, 100)], rows, 0, 0.4, 0).validation) == 5
+def test_samples_that_judge_are_in_no_wave_and_the_others_stay_in_theirs() -> None:
+    split = hold_out([range(10), range(10, 100)], dict.fromkeys(range(100), 9), 0, {2, 3, 5})
+    assert split.validation == (2, 3, 5)
+    assert split.waves == ((0, 1, 4, *range(6, 10)), tuple(range(10, 100)))
 
 
-def test_a_first_wave_that_cannot_both_train_and_judge_is_refused() -> None:
-    with pytest.raises(MissingInput, match="1 of 12 samples have a token to learn from in the first wave"):
-        hold_out([[0], list(range(1, 10))], dict.fromkeys(range(10), 9), 2, 0.1, 0)
+def test_waves_in_which_nothing_judges_are_refused() -> None:
+    with pytest.raises(MissingInput, match="of 10 samples with a token to learn from 0 judge and 10 train"):
+        hold_out([[0], list(range(1, 10))], dict.fromkeys(range(10), 9), 1, {11})

@@ -162,7 +162,7 @@ def test_samples_without_states_are_counted_and_the_others_train(
     made = train_draft(lineage, nullcontext(), on_event=lambda event: heard.append(event["event"]))
     assert isinstance(made, Manifest)
     assert made.facts["without_states"] == 3
-    assert made.facts["samples"] + made.facts["held_out"] == 24 - 3
+    assert made.facts["samples"] + made.facts["judges"] == 24 - 3
     assert made.facts["validation_curve"]["epochs"] == [1]
     assert made.facts["validation_curve"]["steps"] == [made.facts["steps"]]
     assert heard == ["start", "step", "epoch", "done"]

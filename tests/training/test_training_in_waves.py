@@ -19,10 +19,11 @@ from eagle3_pipeline.errors import DamagedFile, MissingInput, NotEnoughRoom, Rec
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.recipe.training import Rates, Training
+from eagle3_pipeline.samples.sample import prompt_id_of
 from eagle3_pipeline.shards.consumption import consumption
 from eagle3_pipeline.shards.reader import ShardReader
 from eagle3_pipeline.training import meter, process
-from eagle3_pipeline.training.batches import Split, hold_out
+from eagle3_pipeline.training.batches import Split
 from eagle3_pipeline.training.loop import Training as Loop
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.schedule import Schedule, make_schedule, rate_share
@@ -157,9 +158,8 @@ def _judges(lineage: Lineage) -> list[str]:
     path = lineage.storage_root / "planned.json"
     write_wave_samples(lineage, lineage.waves()[0], path)
     samples = WaveSamples.read(path)
-    share, seed = lineage.recipe.training.validation_share, lineage.recipe.training.seed
-    split = hold_out(samples.waves(), dict(enumerate(samples.rows)), 0, share, seed)
-    return [samples.names[number] for number in split.validation]
+    prompts = lineage.prompts().require().facts["validation"]
+    return [name for name in samples.names if prompt_id_of(name) in prompts]
 
 
 def test_every_turn_is_judged_by_the_same_samples_and_none_of_them_ever_trains(
@@ -186,7 +186,7 @@ def test_every_turn_is_judged_by_the_same_samples_and_none_of_them_ever_trains(
     go_through(lineage)
     assert [judging for judging, _ in seen] == [{judges[1]}] * 6
     assert not set(judges) & set.union(*(trained for _, trained in seen))
-    assert lineage.draft_checkpoint().require().facts["held_out"] == 1
+    assert lineage.draft_checkpoint().require().facts["judges"] == 1
 
 
 def test_validation_samples_outlast_their_wave_unchanged(tmp_path: Path, tiny_llama: Path) -> None:
@@ -197,7 +197,7 @@ def test_validation_samples_outlast_their_wave_unchanged(tmp_path: Path, tiny_ll
     before = {name: reader[at]["hidden_states"].clone() for at, name in enumerate(reader.sample_ids)}
     train_draft(lineage, nullcontext())
     kept = ShardReader([lineage.draft_checkpoint().folder / "validation"])
-    assert len(kept) == 2  # a tenth of 24
+    assert len(kept) == 2
     assert all(before[name].equal(kept[at]["hidden_states"]) for at, name in enumerate(kept.sample_ids))
 
 

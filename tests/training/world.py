@@ -34,7 +34,8 @@ def make_lineage(
     make_target(lineage)
     if lineage.recipe.base_draft is not None:
         make_base_draft(lineage)
-    finish_prompts(lineage)
+    plan = lineage.recipe.prompts
+    finish_prompts(lineage, [f"{plan.shards[0]}-{number}" for number in range(plan.validation_prompts)])
     generator = torch.Generator().manual_seed(0)
     for shard in lineage.recipe.shards:
         place = lineage.synthetic_samples(shard)
