@@ -9,7 +9,7 @@ Layer ids are counted in two ways: id k is what enters layer k (the authors, vLL
 what leaves layer k (SpecForge), which is our k + 1. `auto` decides by where the ids stand and what they are:
 
     no ids                           by input: 2, N // 2, N - 3, which the authors, vLLM and SGLang then take
-    not in eagle_config              by input: speculators and vLLM write them there
+    beside the rest                  by input: speculators and vLLM write them there; vLLM takes these first
     in eagle_config, begin with 1    by output, as SGLang reads them: SpecForge's 1, N // 2 - 1, N - 4
     in eagle_config, begin with 2    by input, as SGLang reads them: TorchSpec's 2, N // 2, N - 3
     in eagle_config, contain N       by input: no layer N has an output
@@ -26,9 +26,11 @@ from typing import Any
 from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.recipe.layers import from_output_of_layer
 from eagle3_pipeline.recipe.models import LayersCounted
+from eagle3_pipeline.training.rope import rotates_partly
 
 _NORM_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _IDS = "eagle_aux_hidden_state_layer_ids"
+_MAPPINGS = ("eagle_config", "transformer_layer_config", "rope_parameters", "rope_scaling")
 _ANOTHER = "Take another base draft, or none."
 
 
@@ -43,6 +45,10 @@ def read_config(base: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise BadInput(f"{path} holds no mapping: it describes no draft. {_ANOTHER}")
+    for name in _MAPPINGS:
+        for part in (config, layer_of(config)):
+            if not isinstance(part.get(name) or {}, dict):
+                raise BadInput(f"{path} has {name} {part[name]!r}, expected a mapping. {_ANOTHER}")
     if unknown := _unknown(config):
         raise BadInput(f"the base draft {base} {unknown}, which training does not know. {_ANOTHER}")
     return config
@@ -65,12 +71,15 @@ def aux_layers(base: Path, config: Mapping[str, Any], depth: int, counted: Layer
 
     Raises BadInput where their numbering cannot be known.
     """
-    nested = (config.get("eagle_config") or {}).get(_IDS)
-    ids = tuple(sorted(nested or config.get(_IDS) or ()))
-    if not ids:
+    beside = config.get(_IDS)
+    found = beside or (config.get("eagle_config") or {}).get(_IDS)
+    if not found:
         return (2, depth // 2, depth - 3)
+    if not isinstance(found, list) or any(type(one) is not int for one in found):
+        raise BadInput(f"the base draft {base} has {_IDS} {found!r}, expected whole numbers. {_ANOTHER}")
+    ids = tuple(sorted(found))
     if counted == "auto":
-        counted = _numbering(base, ids, depth) if nested else "input"
+        counted = "input" if beside else _numbering(base, ids, depth)
     return from_output_of_layer(ids) if counted == "output" else ids
 
 
@@ -129,4 +138,9 @@ def _unknown(config: Mapping[str, Any]) -> str | None:
         return f"scales its logits by {config['logit_scale']}"
     if layer.get("num_hidden_layers", 1) != 1:
         return f"has {layer['num_hidden_layers']} decoder layers"
+    if rotates_partly(layer):
+        return "rotates only a part of each head (partial_rotary_factor, rope_dim)"
+    flags = norm_flags(config)
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        return "has norm_before_fc and fc_norm at once"
     return None

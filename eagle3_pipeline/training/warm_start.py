@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
+from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training.base_config import attention_of, layer_of, norm_flags, read_config
 from eagle3_pipeline.training.base_tensors import list_tensors, require_fit
@@ -25,22 +27,39 @@ _KEPT = (
 def read_base_config(
     base: Path, weights: TargetWeights, layers: tuple[int, ...]
 ) -> tuple[PretrainedConfig, dict[str, bool]]:
-    """Layer config and norm flags of the base draft, for a draft that draws on `layers`; raises BadInput."""
+    """Layer config and norm flags of the base draft, for a draft that draws on `layers`.
+
+    Raises BadInput where it is one for a target of other sizes.
+    """
     config = read_config(base)
     shape = layer_of(config)
     values = {name: shape[name] for name in _KEPT if shape.get(name) is not None}
     kind = Qwen3Config if shape.get("model_type") == "qwen3" else LlamaConfig
-    layer = kind(
-        **values,
-        **attention_of(base, shape),
-        rope_parameters=rope_parameters(dict(shape)),
-        vocab_size=weights.config["vocab_size"],
-        num_hidden_layers=1,
-        tie_word_embeddings=False,
-        pad_token_id=None,
-        num_aux_hidden_states=len(layers),
-        dtype="bfloat16",
-    )
+    try:
+        layer = kind(
+            **values,
+            **attention_of(base, shape),
+            rope_parameters=rope_parameters(shape),
+            vocab_size=shape.get("vocab_size") or weights.config["vocab_size"],
+            num_hidden_layers=1,
+            tie_word_embeddings=False,
+            pad_token_id=None,
+            num_aux_hidden_states=len(layers),
+            dtype="bfloat16",
+        )
+    except BadInput:
+        raise
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise BadInput(
+            f"{base / 'config.json'} describes no layer that can be built ({error}). Take another base "
+            "draft, or none."
+        ) from error
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(layer, name) != weights.config[name]:
+            raise BadInput(
+                f"the base draft {base} has {name} {getattr(layer, name)}, the target "
+                f"{weights.config[name]}. It is a draft of another target: take another base draft, or none."
+            )
     return layer, norm_flags(config)
 
 

@@ -3,7 +3,7 @@
 d2t as offsets (target = i + d2t[i]) is what the EAGLE-3 authors, SpecForge, speculators, SGLang and vLLM
 write and read. Some tools write the target's ids themselves. Both are numbers, so a rule tells them apart:
 
-    t2d is there       the reading whose tokens are exactly those of t2d
+    t2d is there       the reading whose tokens are exactly those of t2d, which has the target's size
     t2d is missing     ids, where d2t rises strictly and ends below the target's size: as offsets it would say
                        that no two neighbours of the target's vocabulary are both in the draft's, which no
                        count of real text gives. Offsets otherwise.
@@ -83,6 +83,11 @@ def _tokens(base: Path, d2t: "torch.Tensor", t2d: "torch.Tensor | None", vocab_s
         found = ids if _is_map(ids, vocab_size) and len(ids) > 1 else offsets
         fits = _is_map(found, vocab_size)
         wanted = f"ids that rise strictly, from 0 to {vocab_size - 1}"
+    elif t2d.numel() != vocab_size:
+        raise BadInput(
+            f"the base draft {base} has a t2d of {t2d.numel()} tokens, expected the target's {vocab_size}. "
+            "It is a draft of another target: take another base draft, or none."
+        )
     else:
         true = t2d.flatten().bool().nonzero().flatten()
         found = ids if torch.equal(ids, true) else offsets

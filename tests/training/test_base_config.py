@@ -35,6 +35,7 @@ def _nested(*ids: int) -> dict[str, Any]:
         (_nested(1, 29, 57), (2, 30, 58)),
         (_nested(2, 30, 58), (2, 30, 58)),
         (_nested(24, 30, 61), (24, 30, 61)),
+        ({**_nested(5, 30, 50), _IDS: [1, 29, 57]}, (1, 29, 57)),  # vLLM takes those beside the rest
     ],
 )
 def test_layers_are_counted_by_where_the_ids_stand_and_what_they_are(
@@ -75,6 +76,12 @@ def test_norm_flags_are_read_where_each_project_writes_them() -> None:
         ({"eagle_config": {"use_aux_hidden_state": False}}, "takes no hidden states of middle layers .*"),
         ({"logit_scale": 0.25}, "scales its logits by 0.25"),
         ({"num_hidden_layers": 2}, "has 2 decoder layers"),
+        ({"partial_rotary_factor": 0.5}, "rotates only a part of each head .*"),
+        ({"transformer_layer_config": {"rope_parameters": {"rope_dim": 64}}}, "rotates only a part .*"),
+        (
+            {"eagle_config": {"norm_before_fc": True}, "fc_norm": True},
+            "has norm_before_fc and fc_norm at once",
+        ),
     ],
 )
 def test_what_would_be_lost_in_silence_is_refused(
@@ -82,6 +89,29 @@ def test_what_would_be_lost_in_silence_is_refused(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadInput, match=f"{message}, which training does not know"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [["1", "2", "3"], [1, 2.5, 3], [True, 2, 3], 7, {"1": 2}])
+@pytest.mark.parametrize("where", ["beside", "nested"])
+def test_layers_that_are_no_numbers_are_refused(ids: Any, where: str) -> None:
+    config = {_IDS: ids} if where == "beside" else {"eagle_config": {_IDS: ids}}
+    with pytest.raises(BadInput, match="expected whole numbers"):
+        aux_layers(_BASE, config, _KIMI, "auto")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eagle_config": [1]},
+        {"rope_scaling": "yarn"},
+        {"transformer_layer_config": "llama"},
+        {"transformer_layer_config": {"rope_parameters": [1]}},
+    ],
+)
+def test_a_part_of_the_config_that_is_no_mapping_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="expected a mapping"):
         read_config(tmp_path)
 
 

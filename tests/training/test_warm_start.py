@@ -156,6 +156,37 @@ def test_its_window_and_rope_are_kept(tmp_path: Path) -> None:
     assert layer.rope_parameters == rope
 
 
+@pytest.mark.parametrize(("name", "size"), [("hidden_size", 2 * HIDDEN), ("vocab_size", 2 * VOCAB)])
+@pytest.mark.parametrize("layout", ["exported", "flat"])
+def test_a_whole_draft_of_a_target_of_another_size_is_refused_by_its_config(
+    tmp_path: Path, name: str, size: int, layout: str
+) -> None:
+    if layout == "exported":
+        export_draft(draft(), tmp_path / "draft", LAYERS[:-1])
+    else:
+        (tmp_path / "draft").mkdir()
+        _write(tmp_path / "draft", _authors(draft()))
+    target = {**target_weights().config, name: size}
+    with pytest.raises(BadInput, match=rf"has {name} {size // 2}, the target {size}.*of another target"):
+        require_base_fits(tmp_path / "draft", target, LAYERS[:-1], DRAFT)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"hidden_size": "wide"},
+        {"hidden_size": HIDDEN, "num_attention_heads": 3, "head_dim": None},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}},
+        {"layer_types": ["sliding_attention"], "sliding_window": "long"},
+    ],
+)
+def test_a_layer_that_cannot_be_built_is_refused_by_its_config(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    with pytest.raises(BadInput, match=r"config\.json describes no layer that can be built"):
+        read_base_config(_write(tmp_path, {}, **config), target_weights(), LAYERS[:-1])
+
+
 def test_what_is_missing_unknown_or_of_another_shape_is_refused_with_the_list(tmp_path: Path) -> None:
     tensors = _authors(draft())
     del tensors["midlayer.hidden_norm.weight"]
