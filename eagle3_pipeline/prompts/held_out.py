@@ -14,7 +14,7 @@ _FEWEST_SHINGLES = 8  # twelve words; less may be a turn of phrase that longer t
 
 
 class HeldOut:
-    """Refuses prompts that are similar to a held-out one or have most of it within."""
+    """Refuses prompts that are similar to a held-out one, have most of it within, or lie within it."""
 
     def __init__(self, reason: Reason, near_duplicate_similarity: float) -> None:
         """The bound is `near_duplicate_similarity`, but 0.7 at the most: allowed repeats allow no leaks."""
@@ -49,6 +49,9 @@ class HeldOut:
                 similarity = shared / (len(elements) + self._sizes[number] - shared)
                 if similarity > self._bound:
                     raise RowRejected(self._reason, f"similarity {similarity:.2f} to {self._names[number]}")
+                share = shared / len(elements)
+                if share > self._bound and len(elements) >= _FEWEST_SHINGLES:
+                    raise RowRejected(self._reason, f"{share:.0%} of a turn are in {self._names[number]}")
         everything = shingles(parsed.system or "").union(*sets)
         for number, shared in self._shared(everything).items():
             share = shared / self._sizes[number]

@@ -91,6 +91,29 @@ def test_a_held_out_prompt_within_a_longer_training_prompt_is_found(row: dict[st
         assert verdict.detail.endswith("% of one of held")
 
 
+@pytest.mark.parametrize(
+    ("row", "share"),
+    [
+        ({"prompt": TWELVE}, "100%"),
+        ({"turns": ["Hello!", TWELVE + " thirteen"]}, "89%"),
+        ({"prompt": TWELVE.removesuffix(" twelve")}, None),  # a turn of phrase
+        ({"prompt": TWELVE + " and as many other words again as there are in here"}, None),
+    ],
+)
+def test_a_training_prompt_within_a_longer_held_out_one_is_found(
+    row: dict[str, Any], share: str | None
+) -> None:
+    text = f"Below is a question, answer it with care and at length. {TWELVE} Thank you a lot!"
+    for bound in (0.7, 1.0):
+        (verdict,) = _judge(
+            [row],
+            held_out=[Prompt.create((text,), system=None, source="held")],
+            near_duplicate_similarity=bound,
+        )
+        detail = f"{share} of a turn are in one of held" if share else None
+        assert getattr(verdict, "detail", None) == detail
+
+
 def test_a_turn_of_phrase_is_no_held_out_prompt_within_a_longer_one() -> None:
     held_out = [Prompt.create((TWELVE.removesuffix(" twelve"),), system=None, source="held")]
     (verdict,) = _judge([{"prompt": f"Go on until you are at {TWELVE} or higher"}], held_out=held_out)
