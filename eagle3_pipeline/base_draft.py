@@ -84,7 +84,9 @@ def _describe(lineage: Lineage, folder: Path) -> dict[str, Any]:
     require_base_fits(folder, target, layers, len(d2t))
     return {
         "model_path": str(folder),
-        "model_fingerprint": content_of_model(folder),
+        "model_fingerprint": content_of_model(
+            folder, _BESIDE_WEIGHTS if lineage.recipe.base_draft.hub_id else None
+        ),
         "layers": list(layers),
         "draft_tokens": len(d2t),
     }

@@ -1,7 +1,6 @@
 """Models of the Hugging Face hub, in its local cache: at one commit, only what is needed, if it fits.
 
-    weights       those that the index names; without an index model.safetensors alone, where there is one,
-                  and else every *.safetensors; of the top folder only
+    weights       as model_folder.py says
     other files   those of the caller's patterns, at any depth
     never         pickles (*.bin, *.pt, ...): they can run code when they are read
 
@@ -11,18 +10,16 @@ cache stays: a download that was interrupted goes on with the files that are not
 
 import fnmatch
 import glob
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.durable_files import full_disk_named, require_free_bytes
 from eagle3_pipeline.errors import BadInput, Eagle3Error, SourceUnreachable
-from eagle3_pipeline.model_folder import INDEX_NAME, is_whole, pickles_among
+from eagle3_pipeline.model_folder import INDEX_NAME, ONE_FILE, is_whole, pickles_among, weight_names
 
 logger = logging.getLogger(__name__)
 
-_ONE_FILE = "model.safetensors"
 _STATUSES_THAT_PASS = {408, 429, *range(500, 600)}
 _ROOM = "Free some space there, or point HF_HOME to a larger disk. What is whole in the cache is kept."
 
@@ -41,7 +38,7 @@ def download(hub_id: str, revision: str, beside: tuple[str, ...]) -> Path:
             commit = HfApi().resolve_revision(hub_id, revision=revision).resolved
             info = HfApi().model_info(hub_id, revision=commit, files_metadata=True)
             sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-            wanted = _wanted(hub_id, commit, sizes, beside)
+            wanted = _wanted(hub_id, commit, set(sizes), beside)
             _require_room(cache, hub_id, commit, {name: sizes[name] for name in wanted})
             patterns = [glob.escape(name) for name in wanted]
             return Path(snapshot_download(hub_id, revision=commit, allow_patterns=patterns))
@@ -54,24 +51,28 @@ def download(hub_id: str, revision: str, beside: tuple[str, ...]) -> Path:
         raise _failed(hub_id, revision, error) from error
 
 
-def _wanted(hub_id: str, commit: str, sizes: dict[str, int], beside: tuple[str, ...]) -> list[str]:
+def _wanted(hub_id: str, commit: str, names: set[str], beside: tuple[str, ...]) -> list[str]:
     """Names of the files to have; raises BadInput where there are no weights, or the index names others."""
     from huggingface_hub import hf_hub_download
 
-    top = [name for name in sizes if fnmatch.fnmatch(name, "*.safetensors") and "/" not in name]
-    if INDEX_NAME in sizes:
-        index = json.loads(Path(hf_hub_download(hub_id, INDEX_NAME, revision=commit)).read_text())
-        weights = {INDEX_NAME, *index["weight_map"].values()}
-    else:
-        weights = {_ONE_FILE} if _ONE_FILE in top else set(top)
-    if missing := sorted(weights - set(sizes)):
+    index = None
+    if INDEX_NAME in names:
+        index = Path(hf_hub_download(hub_id, INDEX_NAME, revision=commit)).read_text()
+    try:
+        weights = weight_names(names, index) | ({INDEX_NAME} & names)
+    except ValueError as error:
+        raise BadInput(
+            f"{INDEX_NAME} of {hub_id} at {commit} does not say where the weights are ({error}). Take "
+            "another revision of it, or name a local folder with path in the recipe."
+        ) from error
+    if missing := sorted(weights - names):
         raise BadInput(
             f"{hub_id} at {commit} lacks {', '.join(missing[:3])}, which its own {INDEX_NAME} names. Take "
             "another revision of it, or name a local folder with path in the recipe."
         )
     if not weights:
-        raise BadInput(f"{hub_id} at {commit} has no *.safetensors{pickles_among(sizes)}")
-    others = {name for name in sizes if any(fnmatch.fnmatch(name, pattern) for pattern in beside)}
+        raise BadInput(f"{hub_id} at {commit} has no *.safetensors{pickles_among(names)}")
+    others = {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in beside)}
     return sorted(weights | others)
 
 
@@ -94,17 +95,34 @@ def _require_room(cache: Path, hub_id: str, commit: str, sizes: dict[str, int]) 
 
 
 def _cached(hub_id: str, revision: str, beside: tuple[str, ...]) -> Path | None:
-    """The model in the cache if it is whole there."""
+    """The model in the cache if all that is wanted of it is there."""
     from huggingface_hub import snapshot_download
 
     try:
-        # Where it knows the list of files, it raises when one of these is missing.
         folder = Path(
             snapshot_download(hub_id, revision=revision, allow_patterns=list(beside), local_files_only=True)
         )
+        wanted = _wanted(hub_id, folder.name, _known_names(hub_id, folder), beside)
     except Exception:  # as above: whatever it is, the model is not there
         return None
-    return folder if is_whole(folder) else None
+    return folder if is_whole(folder) and all((folder / name).is_file() for name in wanted) else None
+
+
+def _known_names(hub_id: str, folder: Path) -> set[str]:
+    """All files that a commit in the cache has; raises LookupError where the cache does not know.
+
+    Older libraries kept no list. Then what is there must say by itself that its weights are all.
+    """
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return {file.path for file in get_cached_repo_tree(hub_id, revision=folder.name)}
+    except CachedRepoTreeNotFoundError:
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        if names.isdisjoint((INDEX_NAME, ONE_FILE)):
+            raise LookupError(f"which weights {hub_id} has is not known") from None
+        return names
 
 
 def _failed(hub_id: str, revision: str, error: Exception) -> Eagle3Error:

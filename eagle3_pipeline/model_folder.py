@@ -2,11 +2,15 @@
 
 files up to 64 MiB     whole: config, tokenizer, chat template, code, weight index
 larger ones            name, size and 64 blocks of 4 KiB, evenly spread: the weights
+
+Its weights are the files that its index names; without an index model.safetensors alone, where there is one,
+and else every *.safetensors; of the top folder only.
 """
 
+import fnmatch
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +24,40 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _WHOLE_BYTES = 64 * 2**20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
 INDEX_NAME = "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
 
 
-def content_of_model(folder: Path) -> str:
+def weight_names(names: Collection[str], index: str | None) -> set[str]:
+    """Those of a model's file names that are weights; raises ValueError where its `index` names none."""
+    if index is not None:
+        values = json.loads(index)
+        found = values.get("weight_map") if isinstance(values, dict) else None
+        if not isinstance(found, dict) or not found:
+            raise ValueError("it has no weight_map")
+        return {str(name) for name in found.values()}
+    top = {name for name in names if fnmatch.fnmatch(name, "*.safetensors") and "/" not in name}
+    return {ONE_FILE} if ONE_FILE in top else top
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weights of the model in `folder`, by name; raises BadInput where its index cannot be read."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    try:
+        index = (folder / INDEX_NAME).read_text() if INDEX_NAME in names else None
+        found = weight_names(names, index)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{folder / INDEX_NAME} does not say where the weights are ({error}): download or copy the model "
+            "again, whole."
+        ) from error
+    return sorted(folder / name for name in found)
+
+
+def content_of_model(folder: Path, beside: tuple[str, ...] | None = None) -> str:
     """Fingerprint of what the model in `folder` is: the names, sizes and contents of its files.
+
+    With `beside`, of its weights and of what these patterns name only: a folder of the hub's cache may hold
+    more, that others fetched.
 
     Weights are sampled, because hashing 540 GB at each step would take an hour: whatever trains or
     merges a model changes every block, and no changed stretch of 1/64 of a file is missed, but a few
@@ -31,6 +65,9 @@ def content_of_model(folder: Path) -> str:
     or downloaded again into an emptied cache, is the same model, and what was made from it stands.
     """
     files = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES and path.is_file()]
+    if beside is not None:
+        weights = {path.name for path in weight_files(folder)} | {INDEX_NAME}
+        files = [path for path in files if path.name in weights or _is_among(path.name, beside)]
     entries = []
     for path in files:
         status = path.stat()
@@ -94,19 +131,23 @@ def pickles_among(names: Iterable[str]) -> str:
 
 def is_whole(folder: Path) -> bool:
     """Whether config and weights are there. In a cache that was emptied, links lead nowhere."""
-    weights = any(folder.glob("*.safetensors"))
-    return weights and (folder / "config.json").is_file() and not _missing_weights(folder)
+    try:
+        weights = weight_files(folder)
+    except BadInput:
+        return False
+    return bool(weights) and (folder / "config.json").is_file() and all(path.is_file() for path in weights)
 
 
 def _missing_weights(folder: Path) -> list[str]:
-    """Weight files that are listed, by the folder or by the index of the weights, and cannot be read."""
-    names = {path.name for path in folder.glob("*.safetensors")}
-    if (index := folder / INDEX_NAME).is_file():
-        try:
-            names |= {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return [INDEX_NAME]
-    return sorted(name for name in names if not (folder / name).is_file())
+    """Weight files that cannot be read; the index where it does not say which they are."""
+    try:
+        return [path.name for path in weight_files(folder) if not path.is_file()]
+    except BadInput:
+        return [INDEX_NAME]
+
+
+def _is_among(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 @cache

@@ -45,15 +45,18 @@ def make_target(lineage: Lineage) -> Manifest:
             return place.finish(files, {**describe_model(folder), "model_path": _MODEL})
         beside = (*_BESIDE_WEIGHTS, *(_CODE if settings.trust_remote_code else ()))
         folder, facts = fetch(settings.path, settings.hub_id, settings.revision, before, beside)
-        return place.finish([], {**describe_model(folder), **facts})
+        return place.finish([], {**describe_model(folder, beside if settings.hub_id else None), **facts})
 
     manifest = make_model(lineage.target_model(), make)
     check_layers(lineage.recipe.extraction.layers, int(manifest.facts["num_layers"]))
     return manifest
 
 
-def describe_model(folder: Path) -> dict[str, Any]:
-    """Path, content fingerprint and sizes of the model in `folder`; raises BadInput if it is none."""
+def describe_model(folder: Path, beside: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Path, content fingerprint and sizes of the model in `folder`; raises BadInput if it is none.
+
+    `beside` as in `content_of_model`.
+    """
     config = require_whole(folder)
     text = language_part(config)
     missing = [key for key in ("num_hidden_layers", "hidden_size", "vocab_size") if key not in text]
@@ -62,7 +65,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{lacks}: it does not describe a language model")
     return {
         "model_path": str(folder),
-        "model_fingerprint": content_of_model(folder),
+        "model_fingerprint": content_of_model(folder, beside),
         "architecture": config["architectures"][0],
         "num_layers": text["num_hidden_layers"],
         "hidden_size": text["hidden_size"],

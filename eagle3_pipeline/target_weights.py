@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.model_folder import weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ def _files_by_tensor(model: Path) -> dict[str, str]:
         files: dict[str, str] = json.loads(index.read_text())["weight_map"]
         return files
     found: dict[str, str] = {}
-    for path in sorted(model.glob("*.safetensors")):
+    for path in weight_files(model):
         with safe_open(path, framework="pt") as weights:
             found.update(dict.fromkeys(weights.keys(), path.name))
     return found

@@ -129,6 +129,22 @@ def test_an_emptied_cache_is_filled_again_with_the_same_commit(
     assert asked == [("main", ("config.json",)), ("c" * 40, ("config.json",))]
 
 
+def test_what_others_fetched_into_the_cache_makes_no_other_draft(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_draft(tmp_path / "cache" / "snapshots" / ("c" * 40), tiny_llama)
+    monkeypatch.setattr(model_place, "download", lambda *_: folder)
+    changes = {"base_draft": {"hub_id": "someone/a-draft"}}
+    alone = make_base_draft(_lineage(tmp_path / "a", tiny_llama, **changes))
+    save_file({"optimizer.step": torch.zeros(2)}, folder / "another.safetensors")
+    (folder / "tokenizer.json").write_text("{}")
+    beside = make_base_draft(_lineage(tmp_path / "b", tiny_llama, **changes))
+    assert beside.facts == alone.facts
+    _change(folder, norm_output=True)
+    edited = make_base_draft(_lineage(tmp_path / "c", tiny_llama, **changes))
+    assert edited.facts["model_fingerprint"] != alone.facts["model_fingerprint"]
+
+
 def test_it_is_held_against_the_target_so_that_must_be_there(tmp_path: Path, tiny_llama: Path) -> None:
     make_draft(tmp_path / "draft", tiny_llama)
     lineage = _lineage(tmp_path, tiny_llama)

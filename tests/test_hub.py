@@ -153,6 +153,27 @@ def test_what_is_not_there_is_refused_and_a_hub_that_is_down_may_be_back(hub: Hu
         hub.is_down = False
 
 
+def test_of_several_weights_without_an_index_all_must_be_in_the_cache(hub: Hub, ask: Ask) -> None:
+    hub.push("some/parts", {"config.json": b"{}", "a.safetensors": b"a", "b.safetensors": b"b"})
+    whole = ask("some/parts")
+    assert whole["files"] == ["a.safetensors", "b.safetensors", "config.json"]
+    (Path(whole["folder"]) / "b.safetensors").unlink()  # as a hub leaves it that fails after the first
+    hub.is_down = True
+    try:
+        assert ask("some/parts")["error"] == "SourceUnreachable"
+    finally:
+        hub.is_down = False
+    assert ask("some/parts") == whole
+
+
+def test_an_index_that_says_nothing_is_named(hub: Hub, ask: Ask) -> None:
+    hub.push("some/odd", {"config.json": b"{}", "model.safetensors.index.json": b"[]"})
+    refused = ask("some/odd")
+    assert refused["error"] == "BadInput"
+    assert "model.safetensors.index.json of some/odd" in refused["message"]
+    assert "it has no weight_map" in refused["message"]
+
+
 def test_a_killed_download_goes_on_with_what_is_not_whole(hub: Hub, tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     hub.push("some/huge", {

@@ -13,7 +13,7 @@ import pytest
 from eagle3_pipeline import model_place, target
 from eagle3_pipeline.errors import BadInput, RecipeError
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.model_folder import content_of_model, is_whole, read_config, require_whole
+from eagle3_pipeline.model_folder import content_of_model, is_whole, read_config, require_whole, weight_files
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.target import make_target
 from tests.recipes import tiny_recipe
@@ -217,6 +217,35 @@ def test_a_cache_whose_links_lead_nowhere_is_not_whole(tmp_path: Path) -> None:
     assert not is_whole(folder)
     (folder / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
     assert not is_whole(folder)
+
+
+def test_what_others_fetched_into_the_cache_makes_no_other_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "cache" / "snapshots" / ("c" * 40))
+    monkeypatch.setattr(model_place, "download", lambda *_: folder)
+    alone = make_target(make_lineage(tmp_path / "a", {"hub_id": "someone/a-model"}))
+    for name in ("modeling.py", "consolidated.safetensors"):
+        (folder / name).write_bytes(b"fetched by others")
+    beside = make_target(make_lineage(tmp_path / "b", {"hub_id": "someone/a-model"}))
+    assert beside.facts["model_fingerprint"] == alone.facts["model_fingerprint"]
+    (folder / "chat_template.jinja").write_text("{{ other }}")
+    edited = make_target(make_lineage(tmp_path / "c", {"hub_id": "someone/a-model"}))
+    assert edited.facts["model_fingerprint"] != alone.facts["model_fingerprint"]
+
+
+def test_weights_are_what_the_index_names_or_one_file_or_all(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors", "notes.txt"):
+        (tmp_path / name).write_bytes(b"w")
+    assert [path.name for path in weight_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    assert [path.name for path in weight_files(tmp_path)] == ["model.safetensors"]
+    index = {"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [path.name for path in weight_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": []}')
+    with pytest.raises(BadInput, match=r"index\.json does not say where the weights are"):
+        weight_files(tmp_path)
 
 
 def test_layers_are_held_against_a_target_that_was_made_before(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.model_folder import weight_files
 
 _WRAPPER = "model."
 RENAMED = (("midlayer.", "layers.0."),)
@@ -54,7 +55,7 @@ def list_tensors(base: Path) -> dict[str, BaseTensor]:
     from safetensors import SafetensorError, safe_open
 
     tensors: dict[str, BaseTensor] = {}
-    for path in sorted(base.glob("*.safetensors")):
+    for path in weight_files(base):
         try:
             with safe_open(path, framework="pt") as weights:
                 for found in weights.keys():  # noqa: SIM118 - it is no dict

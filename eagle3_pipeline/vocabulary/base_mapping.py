@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3_pipeline.errors import BadInput
+from eagle3_pipeline.model_folder import weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ def _read(base: Path) -> "tuple[dict[str, torch.Tensor], int | None]":
 
     maps: dict[str, torch.Tensor] = {}
     rows: int | None = None
-    for file in sorted(base.glob("*.safetensors")):
+    for file in weight_files(base):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - it is no dict
                 bare = name.removeprefix(_WRAPPER)
