@@ -140,6 +140,7 @@ def counting_server(**knobs: Any) -> Iterator[CountingServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in one piece: of two, the second waits for the first one's receipt
 
         def do_GET(self) -> None:
             self._send(200, server.metrics().encode(), "text/plain; version=0.0.4")
@@ -163,6 +164,7 @@ def counting_server(**knobs: Any) -> Iterator[CountingServer]:
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
+            self.wfile.flush()
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""

@@ -44,7 +44,7 @@ def evaluate(lineage: Lineage, servers: Servers) -> Manifest:
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
     made = made_lineage(tmp_path)
-    make_checkpoint(made)
+    make_checkpoint(made, weights=False)
     return made
 
 
@@ -77,7 +77,7 @@ def test_the_report_is_on_disk_for_people_and_programs(lineage: Lineage) -> None
 def judged(tmp_path: Path) -> Lineage:
     """A lineage with two conversations that judged."""
     made = made_lineage(tmp_path, [judging("a", 1), judging("b", 2)])
-    make_checkpoint(made)
+    make_checkpoint(made, weights=False)
     return made
 
 
@@ -86,14 +86,14 @@ def test_the_conversations_that_judged_are_served_with_the_draft_only(judged: Li
     facts = evaluate(judged, servers).facts
     assert not any("prompt" in body for body in servers.asked[False])
     replayed = [body["prompt"] for body in servers.asked[True] if "prompt" in body]
-    assert replayed == [[1, 5, 6], [2, 5, 6]]
+    assert sorted(replayed) == [[1, 5, 6], [2, 5, 6]]  # both are in flight at once
     assert facts["simulation"]["served"] == facts["simulation"]["judges"] == 2
     assert facts["simulation_ratio"] == facts["simulation"]["served_length"] / 1.6
 
 
 def test_sets_are_measured_the_same_with_and_without_conversations(judged: Lineage, tmp_path: Path) -> None:
     without = made_lineage(tmp_path / "without")
-    make_checkpoint(without)
+    make_checkpoint(without, weights=False)
     names = ("drafts", "accepted_tokens", "acceptance_by_position", "prompts", "output_tokens_with")
     found = [evaluate(lineage, Servers()).facts for lineage in (judged, without)]
     assert [found[0][name] for name in names] == [found[1][name] for name in names]
@@ -132,7 +132,7 @@ def test_with_sampling_nothing_is_said_about_identical_replies(tmp_path: Path) -
     sets = [{"name": "everyday", "path": str(tmp_path / "recipe" / "held-out.jsonl"), "column": "prompt"}]
     evaluation = {"sets": sets, "max_completion_tokens": 16, "temperature": 0.7}
     lineage = made_lineage(tmp_path, evaluation=evaluation)
-    make_checkpoint(lineage)
+    make_checkpoint(lineage, weights=False)
     assert evaluate(lineage, Servers()).facts["identical_share"] is None
 
 

@@ -186,10 +186,13 @@ def write_draft(
     return folder
 
 
-def make_checkpoint(lineage: Lineage) -> Manifest:
-    """The trained draft of a made lineage."""
+def make_checkpoint(lineage: Lineage, *, weights: bool = True) -> Manifest:
+    """The trained draft of a made lineage; without `weights`, which need torch, for who only names it."""
     place = lineage.draft_checkpoint()
-    draft = write_draft(place.folder / "draft")
+    draft = place.folder / "draft"
+    draft.mkdir(parents=True, exist_ok=True)
+    if weights:
+        write_draft(draft)
     (place.folder / "metrics.jsonl").write_text("{}\n")
     files = [*draft.iterdir(), place.folder / "metrics.jsonl"]
     simulated = {"simulated_acceptance_length": 1.6, "simulated_acceptance_by_position": [0.3, 0.2, 0.1]}
