@@ -1,8 +1,8 @@
-"""The loss of one test-time-training step, without float32 copies of the logits.
+"""The loss of one test-time-training step, without float32 copies of all its logits.
 
-The gradient is written over the logits block by block while they are in the cache; nothing in float32
-as large as [rows, draft] ever exists but the verifier's probabilities. A vocabulary of 32,000 at 8,192 rows
-would want 1 GB per copy.
+The gradient is written over the logits block by block, on a CPU while they are in the cache. In float32 there
+are the verifier's probabilities, for kl_div, and three temporaries of a block: 2 MiB each on a CPU, up to
+256 MiB each on a GPU. A vocabulary of 32,000 at 8,192 rows would want 1 GB per copy.
 
 speculators' kl_div, summed over rows that are all supervised, is written out:
 
@@ -116,10 +116,19 @@ class _HeadAndLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden, head, gradient = ctx.saved_tensors
-        scale = gradients[0].to(head.dtype)
-        for_hidden = (gradient @ head) * scale if ctx.needs_input_grad[0] else None
-        for_head = (gradient.T @ hidden) * scale if ctx.needs_input_grad[1] else None
+        for_hidden = _scale(gradient @ head, gradients[0]) if ctx.needs_input_grad[0] else None
+        for_head = _scale(gradient.T @ hidden, gradients[0]) if ctx.needs_input_grad[1] else None
         return for_hidden, for_head, None, None
+
+
+def _scale(product: Tensor, factor: Tensor) -> Tensor:
+    """`product` times a float32 scalar, in place.
+
+    Block by block in float32: a GPU rounds a scalar that lies on it to the dtype of the product, bfloat16.
+    """
+    for block in torch.split(product, _block_rows(product)):
+        block.copy_(block.float().mul_(factor))
+    return product
 
 
 def head_and_loss(hidden: Tensor, head: Tensor, rows: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
@@ -131,6 +140,11 @@ def head_and_loss(hidden: Tensor, head: Tensor, rows: Tensor, loss: Loss) -> tup
     apply: Any = _HeadAndLoss.apply
     result: tuple[Tensor, Tensor] = apply(hidden, head, rows, loss)
     return result
+
+
+def block_bytes(logits: int, device: str) -> int:
+    """Bytes of the float32 temporaries of one block, of so many logits in all, on a kind of device."""
+    return 3 * 4 * min(logits, _BLOCK_ELEMENTS[device])
 
 
 def _block_rows(logits: Tensor) -> int:

@@ -94,3 +94,15 @@ def test_a_step_without_rows_costs_nothing() -> None:
     assert (float(total.detach()), len(proposals)) == (0.0, 0)
     assert head.grad is not None
     assert not head.grad.any()
+
+
+def test_a_factor_that_bfloat16_does_not_have_scales_gradients_as_it_is() -> None:
+    hidden, head, scores, rows = _sides(torch.bfloat16)
+    factor = 1 + 2**-9 + 2**-12  # bfloat16 has 1 and 1 + 2 ** -7
+    loss_of = make_loss("kl_div", scores)
+    total, _ = head_and_loss(hidden, head, rows, loss_of)
+    plain = torch.autograd.grad(total, (hidden, head), retain_graph=True)
+    scaled = torch.autograd.grad(factor * total, (hidden, head))
+    for one, other in zip(plain, scaled, strict=True):
+        assert torch.equal(other, (one.float() * factor).to(torch.bfloat16))
+        assert not torch.equal(other, one)
