@@ -14,7 +14,7 @@ from eagle3_pipeline.training.draft import attention_window
 from eagle3_pipeline.training.export import EXPLICIT, export_draft, export_tensors
 from eagle3_pipeline.training.forward import train_forward
 from eagle3_pipeline.vocabulary.mapping import verify_mapping
-from tests.training.tiny import LAYERS, VOCAB, draft, memory
+from tests.training.tiny import HIDDEN, LAYERS, VOCAB, draft, memory
 
 
 def test_speculators_reads_every_tensor_back_and_proposes_the_same(tmp_path: Path) -> None:
@@ -82,6 +82,16 @@ def test_floats_are_bfloat16_and_the_vocabulary_map_is_whole(tmp_path: Path) -> 
     assert floats == {torch.bfloat16}
 
 
+def test_what_is_bfloat16_already_is_written_without_a_copy(tmp_path: Path) -> None:
+    model = draft()
+    file = torch.arange(2 * VOCAB * HIDDEN).to(torch.bfloat16).view(2 * VOCAB, HIDDEN)
+    embedding = torch.nn.Parameter(file[:VOCAB], requires_grad=False)  # as of a file with other tensors
+    model.embed_tokens.weight = embedding
+    assert export_tensors(model)["embed_tokens.weight"].data_ptr() == embedding.data_ptr()
+    export_draft(model, tmp_path / "draft", LAYERS[:-1])
+    assert torch.equal(load_file(tmp_path / "draft" / "model.safetensors")["embed_tokens.weight"], embedding)
+
+
 def test_an_export_over_an_older_one_replaces_it_whole(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "old.bin").write_text("old")
@@ -89,10 +99,11 @@ def test_an_export_over_an_older_one_replaces_it_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "draft" / "old.bin").exists()
 
 
-def test_weights_that_are_no_numbers_are_not_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_no_numbers_are_not_exported(tmp_path: Path, number: float) -> None:
     model = draft()
     with torch.no_grad():
-        model.fc.weight[0, 0] = torch.nan
+        model.fc.weight[3, 5] = number
     with pytest.raises(DamagedFile, match=r"fc\.weight of the trained draft is not finite"):
         export_draft(model, tmp_path / "draft", LAYERS[:-1])
     assert not (tmp_path / "draft").exists()
