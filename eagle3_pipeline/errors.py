@@ -5,6 +5,7 @@
     ├── MissingInput           something that should have been made before is not there
     ├── DamagedFile            a file of ours is not what its manifest or format says
     ├── NotEnoughRoom          disk or memory: what is wanted, what is free
+    │   └── NotEnoughMemory    memory: other settings may need less
     ├── BadInput               prompts, models or drafts from outside that cannot be used
     ├── SourceUnreachable      the network or the hub failed while a dataset was read
     ├── QualityError           a measured share, loss or acceptance is outside its bound
@@ -42,6 +43,10 @@ class DamagedFile(Eagle3Error):
 
 class NotEnoughRoom(Eagle3Error):
     """Disk or memory does not suffice; the message has both numbers."""
+
+
+class NotEnoughMemory(NotEnoughRoom):
+    """Memory does not suffice for these settings; others may need less."""
 
 
 class BadInput(Eagle3Error, ValueError):

@@ -114,6 +114,7 @@ def _compute(plan: TrainingPlan) -> tuple[dict[str, int], int]:
         loss=plan.loss,
         optimizer=plan.optimizer,
         gradients_stay=plan.accumulation > 1,
+        longest=len(mask) - 1,
     )
     embedding = model.embed_tokens.weight
     parts = {name: size for name, size in asdict(found).items() if name != "gradients_stay"}

@@ -20,16 +20,22 @@ from typing import Any
 import psutil
 import torch
 
-from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.errors import NotEnoughMemory
 from eagle3_pipeline.samples.state_room import gib
+from eagle3_pipeline.training.batches import SampleSource, supervised_rows
 from eagle3_pipeline.training.draft import FROZEN, trained_parameters
 from eagle3_pipeline.training.flash_cpu import PIECE
+from eagle3_pipeline.training.loss import block_bytes
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.reading import AHEAD
+from eagle3_pipeline.training.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
 _CGROUP = Path("/sys/fs/cgroup")
+# Of memory.stat: what counts as used, and is given back when it is wanted. Pages of files, and the kernel's
+# knowledge of files.
+_GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 @dataclass(frozen=True)
@@ -72,14 +78,17 @@ def expected_bytes(
     optimizer: str = "adamw",
     pulled: bool = False,
     gradients_stay: bool = False,
-    ahead: int = AHEAD,
-    longest: int = 0,
+    longest: int | None = None,
+    device: str = "cpu",
 ) -> MemoryPlan:
     """Bytes of a step over batches of at most `rows` rows, all of them supervised unless it is said.
 
-    `ahead` batches lie read beside the one at work. On a CPU the longest sample has `longest` rows.
-    `model` may be on the meta device. Activations are those of a pass in bfloat16.
+    The longest sample has `longest` rows, all `rows` unless it is said. `model` may be on the meta device;
+    `device` is the kind that trains: "cpu" or "cuda". Activations are those of a pass in bfloat16.
     """
+    ahead, longest = AHEAD, rows if longest is None else longest
+    if device != "cpu":
+        ahead = longest = 0  # batches wait in the memory of the machine; attention is the GPU's own
     trained = trained_parameters(model)
     count = sum(one.numel() for one in trained.values())
     orthogonal = sum(
@@ -97,7 +106,9 @@ def expected_bytes(
         optimizer=4 * (2 * count - orthogonal + (count if pulled else 0)),
         gradients=4 * count,
         batches=(1 + ahead) * shape.batch(rows, queries),
-        activations=shape.pass_(rows, queries, steps, loss) + shape.scores(longest),
+        activations=shape.pass_(rows, queries, steps, loss)
+        + shape.scores(longest)
+        + block_bytes(queries * shape.tokens, device),
         gradients_stay=gradients_stay,
     )
 
@@ -136,7 +147,7 @@ class _Shape:
 
     def scores(self, longest: int) -> int:
         """What the backward of attention writes down of a piece: thrice in float32, once in bfloat16."""
-        return 14 * self.heads * PIECE * longest
+        return 14 * self.heads * min(PIECE, longest) * longest
 
     def _per_row(self) -> int:
         """Numbers that step 0 keeps of each row."""
@@ -157,46 +168,78 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def require_memory(model: Any, plan: TrainingPlan, rows: Iterable[int], device: torch.device) -> MemoryPlan:
-    """Log what a step of the plan holds, and raise NotEnoughRoom where the device has less.
+@dataclass(frozen=True)
+class Size:
+    """Rows of a batch, those of them that are supervised, and those of its longest sample."""
 
-    `rows` are those of each sample; the model is built and still on the CPU.
+    rows: int
+    supervised: int
+    longest: int
+
+
+def planned_sizes(source: SampleSource, schedule: Schedule) -> set[Size]:
+    """Sizes of all batches of a turn. Those that judge keep nothing for a backward, and are left out."""
+    batches = {batch for steps in schedule.epochs.values() for step in steps for batch in step}
+    rows, supervised = {}, {}
+    for index in {index for batch in batches for index in batch}:
+        mask = source.loss_mask(index)
+        rows[index], supervised[index] = len(mask) - 1, len(supervised_rows(mask))
+    return {
+        Size(
+            sum(rows[index] for index in batch),
+            sum(supervised[index] for index in batch),
+            max(rows[index] for index in batch),
+        )
+        for batch in batches
+    }
+
+
+def require_memory(model: Any, plan: TrainingPlan, sizes: Iterable[Size], device: torch.device) -> MemoryPlan:
+    """Log what a step of the plan holds, and raise NotEnoughMemory where the device has less.
+
+    `sizes` are those of all batches; the model is built and still on the CPU.
     """
-    lengths = list(rows)
+    shape = _Shape(model)
+
+    def activations(one: Size) -> int:
+        return shape.pass_(one.rows, one.supervised, plan.test_time_steps, plan.loss)
+
+    largest = max(sizes, key=activations)
     parts = plan.accumulation * plan.processes
-    longest = max(max(lengths), min(sum(lengths), plan.tokens_per_step // parts))
     wanted = expected_bytes(
         model,
-        rows=longest,
+        rows=largest.rows,
+        supervised=largest.supervised,
         steps=plan.test_time_steps,
         loss=plan.loss,
         optimizer=plan.optimizer,
         pulled=plan.pull_to_start > 0,
         gradients_stay=parts > 1,
-        ahead=AHEAD if device.type == "cpu" else 0,  # they wait in the memory of the machine
-        longest=max(lengths) if device.type == "cpu" else 0,
+        longest=largest.longest,
+        device=device.type,
     )
     free = free_bytes(device)
     if device.type == "cpu":
         free = (free + wanted.weights + wanted.frozen) // plan.processes  # the model is there already
+    batch = f"{largest.rows} rows, {largest.supervised} of them supervised"
     logger.info(
-        "a step holds up to %s in batches of %d rows (%s); the %s has %s free",
-        *(gib(wanted.total), longest, wanted.in_words(), device.type, gib(free)),
+        "a step holds up to %s in a batch of %s (%s); the %s has %s free",
+        *(gib(wanted.total), batch, wanted.in_words(), device.type, gib(free)),
     )
     if wanted.total > free:
-        raise NotEnoughRoom(
-            f"a training step holds up to {gib(wanted.total)} in batches of {longest} rows "
-            f"({wanted.in_words()}), the {device.type} has {gib(free)} free. Lower training.tokens_per_step, "
-            f"or raise training.accumulation: its batches are smaller{_the_longest(lengths, plan, parts)}."
+        raise NotEnoughMemory(
+            f"a training step holds up to {gib(wanted.total)} in a batch of {batch} ({wanted.in_words()}), "
+            f"the {device.type} has {gib(free)} free. Lower training.tokens_per_step, or raise training."
+            f"accumulation: its batches are smaller{_too_long(largest, plan.tokens_per_step // parts)}."
         )
     return wanted
 
 
-def _the_longest(lengths: list[int], plan: TrainingPlan, parts: int) -> str:
-    if max(lengths) <= plan.tokens_per_step // parts:
+def _too_long(largest: Size, batch_rows: int) -> str:
+    if largest.rows <= batch_rows:
         return ""
     return (
-        f". The longest sample alone has {max(lengths)} rows, and is never cut: lower "
+        f". This is one sample, of {largest.rows} rows, which is never cut: lower "
         "extraction.max_sample_tokens for less"
     )
 
@@ -213,9 +256,9 @@ def _free_in_group() -> int:
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
-        statistics = (_CGROUP / "memory.stat").read_text().split()
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
     except OSError:  # another system, or the first version of control groups
         return 1 << 62
-    # Pages of files count as used, and are given back when they are wanted.
-    files = int(statistics[statistics.index("inactive_file") + 1])
-    return (1 << 62) if limit == "max" else int(limit) - used + files
+    statistics = dict(line.split() for line in lines)
+    given_back = sum(int(statistics.get(name, 0)) for name in _GIVEN_BACK)
+    return (1 << 62) if limit == "max" else int(limit) - used + given_back

@@ -29,7 +29,7 @@ from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.group import Group, join
 from eagle3_pipeline.training.judging_source import JudgingSource
 from eagle3_pipeline.training.loop import Training
-from eagle3_pipeline.training.memory import require_memory
+from eagle3_pipeline.training.memory import planned_sizes, require_memory
 from eagle3_pipeline.training.optimizer import freeze_parts
 from eagle3_pipeline.training.parent import heed_sigterm
 from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan
@@ -66,7 +66,7 @@ def _train(plan: TrainingPlan, folder: Path, group: Group) -> bool:
     with group.first_goes_first():  # it may have states to copy
         source, split, schedule = _read(plan, device)
     model = build_model(plan)
-    require_memory(model, plan, split.rows.values(), device)
+    require_memory(model, plan, planned_sizes(source, schedule), device)
     model = model.to(device)
     checkpoints = Checkpoints(folder / "checkpoints", plan.fingerprint)
     tell = emit if group.is_first else _say_nothing

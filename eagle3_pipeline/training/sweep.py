@@ -7,7 +7,8 @@
         manifest.json   its facts, with `alternative`, its name, and `sweep`, the table of all
 
 The best has the longest simulated acceptance; of equal ones, it is the first of the recipe. A loss that is no
-number ends one alternative, not the comparison. After a kill the next call trains what is not finished.
+number, or a step that does not fit into memory, ends one alternative, not the comparison. After a kill the
+next call trains what is not finished.
 """
 
 import logging
@@ -18,7 +19,7 @@ from typing import Any
 
 from eagle3_pipeline.alternatives import alternatives
 from eagle3_pipeline.durable_files import fsync_folder, link_or_copy, sha256_of_file
-from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.errors import DamagedFile, NotEnoughMemory, QualityError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.training.events import MARK, Listener, describe
@@ -64,7 +65,7 @@ def train_alternatives(lineage: Lineage, train: Train, on_event: Listener) -> li
     """Train each alternative that is not trained yet; all of them, in the recipe's order.
 
     `on_event` hears the events of each, with its name, and its end. Raises what `train` raises but
-    QualityError, and that one where no alternative is left.
+    QualityError and NotEnoughMemory, and the first of them where no alternative is left.
     """
     recipes = alternatives(lineage)
     for one in recipes.values():
@@ -89,7 +90,7 @@ def _train_one(
     place = one.draft_checkpoint()
     try:
         made = train(one, lambda event: on_event({**event, "alternative": name}))
-    except QualityError as error:
+    except (QualityError, NotEnoughMemory) as error:
         return Trained(name, settings, place, None, str(error))
     return Trained(name, settings, place, made)
 

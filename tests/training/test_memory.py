@@ -8,13 +8,22 @@ import pytest
 import torch
 from speculators.models.eagle3 import Eagle3DraftModel
 
-from eagle3_pipeline.errors import NotEnoughRoom
+from eagle3_pipeline.errors import NotEnoughMemory
 from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training import memory as module
 from eagle3_pipeline.training.batches import pack
 from eagle3_pipeline.training.draft import FROZEN, layer_config, new_norms, speculator_config
 from eagle3_pipeline.training.forward import train_forward
-from eagle3_pipeline.training.memory import MemoryPlan, expected_bytes, free_bytes, require_memory
+from eagle3_pipeline.training.loss import block_bytes
+from eagle3_pipeline.training.memory import (
+    MemoryPlan,
+    Size,
+    expected_bytes,
+    free_bytes,
+    planned_sizes,
+    require_memory,
+)
+from eagle3_pipeline.training.schedule import Schedule, StepBatches
 from tests.training.tiny import draft, memory, plan
 
 _PAGE = Path(__file__).parents[2] / "docs" / "steps" / "draft-checkpoint.md"
@@ -80,7 +89,7 @@ def _row(name: str, found: MemoryPlan, rows: int) -> str:
 def test_the_page_says_what_known_targets_take(
     name: str, target: dict[str, Any], tokens: int, rows: int
 ) -> None:
-    found = expected_bytes(_on_meta(target, tokens), rows=rows, steps=3, ahead=0)
+    found = expected_bytes(_on_meta(target, tokens), rows=rows, steps=3, device="cuda")
     assert _row(name, found, rows) in _PAGE.read_text()
 
 
@@ -126,26 +135,60 @@ def test_parts_and_gradients_that_stay_add_up() -> None:
     assert expected_bytes(model, rows=50, steps=3).activations < once.activations
 
 
+def test_only_rows_that_are_supervised_take_logits_and_a_block_is_counted_by_device() -> None:
+    model = draft()
+    few, all_of_them = (
+        expected_bytes(model, rows=4096, supervised=many, longest=0, steps=3) for many in (512, 4096)
+    )
+    assert few.activations < all_of_them.activations / 2
+    tokens = model.config.draft_vocab_size
+    assert block_bytes(4096 * tokens, "cuda") == 12 * 4096 * tokens
+    assert block_bytes(1 << 40, "cuda") == 3 * (256 << 20)
+    assert block_bytes(1 << 40, "cpu") == 3 * (2 << 20)
+
+
+def test_a_turn_has_the_sizes_of_its_planned_batches() -> None:
+    source = memory([(11, 4), (21, 10), (31, 1)])
+    epochs: dict[int, list[StepBatches]] = {0: [((0, 1), (2,))], 1: [((1, 0),), ((2,),)]}
+    sizes = planned_sizes(source, Schedule(epochs, (), (0, 1, 3), 40))
+    assert sizes == {Size(30, 6 + 10, 20), Size(30, 29, 30)}
+
+
 def test_a_step_that_does_not_fit_is_refused_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda device: 1 << 10)
-    with pytest.raises(NotEnoughRoom, match=r"batches of 40 rows .*training\.accumulation: its batches are"):
-        require_memory(draft(), plan(tmp_path), [10, 20, 30], _CPU)
-    with pytest.raises(NotEnoughRoom, match=r"longest sample alone has 90 rows.*max_sample_tokens"):
-        require_memory(draft(), plan(tmp_path, accumulation=2), [10, 20, 90], _CPU)
+    sizes = [Size(40, 5, 30), Size(40, 20, 10)]
+    with pytest.raises(
+        NotEnoughMemory,
+        match=r"batch of 40 rows, 20 of them supervised.*training\.accumulation: its batches are",
+    ):
+        require_memory(draft(), plan(tmp_path), sizes, _CPU)
+    with pytest.raises(NotEnoughMemory, match=r"one sample, of 90 rows.*max_sample_tokens"):
+        require_memory(draft(), plan(tmp_path, accumulation=2), [*sizes, Size(90, 80, 90)], _CPU)
+
+
+def test_a_step_that_fits_by_its_supervised_rows_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = draft()
+    fits = expected_bytes(model, rows=4000, supervised=100, longest=40, steps=3)
+    assert fits.total < expected_bytes(model, rows=4000, longest=40, steps=3).total
+    free = fits.total - fits.weights - fits.frozen
+    monkeypatch.setattr(module, "free_bytes", lambda device: free)
+    assert require_memory(model, plan(tmp_path), [Size(4000, 100, 40)], _CPU) == fits
 
 
 def test_a_step_that_fits_is_logged_with_its_parts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    wanted = require_memory(draft(), plan(tmp_path), [10, 20], _CPU)
+    wanted = require_memory(draft(), plan(tmp_path), [Size(30, 20, 20)], _CPU)
     assert wanted.total < free_bytes(_CPU)
     assert "a step holds up to" in caplog.text
-    assert "batches of 30 rows" in caplog.text
+    assert "batch of 30 rows" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("limit", "free"), [("max", 1 << 62), (str(8 << 30), (8 << 30) - (3 << 30) + (1 << 30))]
+    ("limit", "free"), [("max", 1 << 62), (str(8 << 30), (8 << 30) - (3 << 30) + (1 << 30) + 7 + 9)]
 )
 def test_the_limit_of_a_container_counts_without_pages_that_can_go(
     limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +196,9 @@ def test_the_limit_of_a_container_counts_without_pages_that_can_go(
     monkeypatch.setattr(module, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 30}\nactive_file 7\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon 5\ninactive_file {1 << 30}\nactive_file 7\nslab_reclaimable 9\n"
+    )
     assert module._free_in_group() == free
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.alternatives import alternatives, chosen
-from eagle3_pipeline.errors import DamagedFile, MissingInput, QualityError, RecipeError
+from eagle3_pipeline.errors import (
+    DamagedFile,
+    Eagle3Error,
+    MissingInput,
+    NotEnoughRoom,
+    QualityError,
+    RecipeError,
+)
 from eagle3_pipeline.forecast import _epochs_left, forecast
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
@@ -22,6 +29,7 @@ from eagle3_pipeline.release.verification import Expected
 from eagle3_pipeline.samples.checkpoint_bytes import checkpoint_bytes
 from eagle3_pipeline.samples.leftovers import leftovers
 from eagle3_pipeline.training import meter, training
+from eagle3_pipeline.training.events import error_of
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.training import train_draft
 from eagle3_pipeline.waves import turns
@@ -40,10 +48,13 @@ class Trainer:
     def __init__(self, lengths: dict[float, float]) -> None:
         self.lengths = lengths
         self.trained: list[float] = []
+        self.errors: dict[float, Eagle3Error] = {}
 
     def __call__(self, plan: TrainingPlan, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         rate, folder = plan.learning_rate, Path(plan.folder)
         self.trained.append(rate)
+        if error := self.errors.get(rate):
+            raise error
         (folder / "checkpoints" / "step-1").mkdir(parents=True, exist_ok=True)
         if (length := self.lengths[rate]) == 0:
             raise QualityError("loss nan at step 7")
@@ -188,6 +199,21 @@ def test_an_alternative_whose_loss_is_no_number_does_not_end_the_others(
     assert (row["alternative"], row["acceptance_length"], row["loss"]) == ("low", None, None)
     assert row["failed"] == "loss nan at step 7"
     assert not list((lineage.folder / "draft_checkpoint").glob("*/checkpoints"))
+
+
+def test_an_alternative_that_does_not_fit_into_memory_does_not_end_the_others_but_a_full_disk_does(
+    tmp_path: Path, tiny_llama: Path, trainer: Trainer
+) -> None:
+    lineage = _lineage(tmp_path, tiny_llama)
+    trainer.errors[1e-3] = NotEnoughRoom("the disk is full")
+    with pytest.raises(NotEnoughRoom, match="the disk is full"):
+        _train(lineage)
+    assert trainer.trained == [1e-4, 1e-3]
+    trainer.errors[1e-3] = error_of({"error": "NotEnoughMemory", "message": "a step holds 9 GiB"})
+    made = _train(lineage)
+    assert trainer.trained == [1e-4, 1e-3, 1e-3, 0.5]
+    assert [one["failed"] for one in made.facts["sweep"]] == [None, "a step holds 9 GiB", None]
+    assert made.facts["alternative"] == "low"
 
 
 def test_where_all_alternatives_fail_each_says_why(
