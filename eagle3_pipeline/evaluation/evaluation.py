@@ -1,8 +1,9 @@
 """The draft on the real server: every set without it and with it, and what the difference is.
 
 acceptance_report/<fingerprint>/
-    measurement-without-draft.json     kept as soon as it is whole: a kill during the second
-    measurement-with-draft.json        server redoes the second only
+    measurement-without-draft.json     each kept as soon as it is whole: a kill during the second
+    measurement-with-draft.json        server redoes only what that one was at
+    replay-with-draft.json             where conversations judged
     report.json  report.md
     manifest.json                      facts: the report
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from eagle3_pipeline.durable_files import write_atomic, write_json
 from eagle3_pipeline.errors import Busy
 from eagle3_pipeline.evaluation.agreement import compare, explanation
-from eagle3_pipeline.evaluation.phase import ServerOpener, measure_phase, phase_file
+from eagle3_pipeline.evaluation.phase import REPLAY_NAME, ServerOpener, measure_phase, phase_file
 from eagle3_pipeline.evaluation.replay import conversations_that_judged
 from eagle3_pipeline.evaluation.report import report_markdown, summarise, verdict
 from eagle3_pipeline.lineage import Lineage
@@ -57,7 +58,9 @@ def evaluate_draft(lineage: Lineage, server_with: ServerOpener) -> Manifest:
         write_atomic(place.folder / "report.md", report_markdown(report))
         logger.info(verdict(report))
         logger.log(logging.INFO if report["simulation_agrees"] else logging.WARNING, explanation(report))
-        names = ("report.json", "report.md", phase_file(None), phase_file(draft))
+        names = ["report.json", "report.md", phase_file(None), phase_file(draft)]
+        if judges:
+            names.append(REPLAY_NAME)
         return place.finish([place.folder / name for name in names], report)
 
 

@@ -1,4 +1,8 @@
-"""One phase of the evaluation: all that is asked of one server, kept in a file as soon as it is whole."""
+"""One phase of the evaluation: all that is asked of one server.
+
+The sets' measurements and the replay are kept in a file each, as soon as they are whole: a replay that
+fails or is killed takes nothing of what was measured before it.
+"""
 
 import json
 import logging
@@ -7,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
+REPLAY_NAME = "replay-with-draft.json"
+"""The file that keeps the replay."""
 Measurements = dict[str, Measurement]
 """A measurement by the name of its set."""
 ServerOpener = Callable[[Path | None], "AbstractContextManager[RunningServer]"]
@@ -37,7 +45,7 @@ class Phase:
 
 
 def phase_file(draft: Path | None) -> str:
-    """The name of the file that keeps a phase."""
+    """The name of the file that keeps the measurements of a phase."""
     return f"measurement-{'without' if draft is None else 'with'}-draft.json"
 
 
@@ -50,74 +58,80 @@ def measure_phase(
     draft: Path | None = None,
     conversations: Sequence[Conversation] = (),
 ) -> Phase:
-    """All sets on one server, then `conversations`; kept from an earlier attempt on this machine."""
+    """All sets on one server, then `conversations`; each of both is kept from an earlier attempt.
+
+    What was measured on another machine is not kept. No server is opened where all is there.
+    """
     from eagle3_pipeline.serving.specification import evaluation_server
 
     spec = evaluation_server(lineage, draft=draft)
     # Speeds are compared, so both phases must come from the same machine.
-    identity = {"format": 2, "server": spec.fingerprint, "host": socket.gethostname(), "sets": list(sets)}
+    identity = {"format": 3, "server": spec.fingerprint, "host": socket.gethostname(), "sets": list(sets)}
     path = folder / phase_file(draft)
     words = "with the draft" if draft else "without the draft"
-    if (kept := _read(path, identity)) is not None:
+    measured = _kept(path, identity, _measurements)
+    replayed = _kept(folder / REPLAY_NAME, identity, Replay.from_json) if conversations else None
+    if measured is not None:
         logger.info("%s: measured already, kept from %s", words, path.name)
-        return kept
+        if replayed is not None or not conversations:
+            return Phase(measured, replayed)
     logger.info("starting the server %s", words)
     with server_with(draft) as server:
-        phase = _ask(lineage, server, sets, conversations, words, with_draft=draft is not None)
-    record = {
-        "measurements": {name: one.to_json() for name, one in phase.measurements.items()},
-        "replay": None if phase.replay is None else phase.replay.to_json(),
-    }
-    write_json(path, {**identity, **record})
-    return phase
+        if measured is None:
+            measured = _measure(lineage, server, sets, words, with_draft=draft is not None)
+            write_json(path, {**identity, "found": {name: one.to_json() for name, one in measured.items()}})
+        if conversations and replayed is None:
+            replayed = _replay(lineage, server, conversations)
+            write_json(folder / REPLAY_NAME, {**identity, "found": replayed.to_json()})
+    return Phase(measured, replayed)
 
 
-def _ask(
+def _measure(
     lineage: Lineage,
     server: "RunningServer",
     sets: Mapping[str, Sequence[Prompt]],
-    conversations: Sequence[Conversation],
     words: str,
     *,
     with_draft: bool,
-) -> Phase:
-    settings, generation = lineage.recipe.evaluation, lineage.recipe.generation
-    measured = {
+) -> Measurements:
+    settings = lineage.recipe.evaluation
+    limit = lineage.recipe.generation.request_limit_s(settings.max_completion_tokens)
+    return {
         name: measure(
             server,
             prompts,
             settings,
             name=f"{name} {words}",
             with_draft=with_draft,
-            request_timeout_s=generation.request_limit_s(settings.max_completion_tokens),
+            request_timeout_s=limit,
         )
         for name, prompts in sets.items()
     }
-    if not conversations:
-        return Phase(measured, None)
-    replayed = replay(
+
+
+def _replay(lineage: Lineage, server: "RunningServer", conversations: Sequence[Conversation]) -> Replay:
+    longest = max(len(one.reply_token_ids) for one in conversations)
+    return replay(
         server,
         conversations,
-        speculative_tokens=settings.speculative_tokens,
-        request_timeout_s=generation.request_limit_s(max(len(one.reply_token_ids) for one in conversations)),
+        speculative_tokens=lineage.recipe.evaluation.speculative_tokens,
+        request_timeout_s=lineage.recipe.generation.request_limit_s(longest),
     )
-    return Phase(measured, replayed)
 
 
-def _read(path: Path, identity: dict[str, Any]) -> Phase | None:
-    """The phase kept in `path`, or None where there is none or it is of another server or machine."""
+def _measurements(found: dict[str, Any]) -> Measurements:
+    return {name: Measurement.from_json(record) for name, record in found.items()}
+
+
+def _kept(path: Path, identity: dict[str, Any], of: Callable[[dict[str, Any]], _T]) -> _T | None:
+    """What `path` keeps, or None where there is none or it is of another server or machine."""
     if not path.exists():
         return None
     try:
         value = json.loads(path.read_text())
-        measurements, replayed = value.pop("measurements"), value.pop("replay", None)
-        if value != identity:
-            return None
-        return Phase(
-            {name: Measurement.from_json(record) for name, record in measurements.items()},
-            None if replayed is None else Replay.from_json(replayed),
-        )
+        found = value.pop("found")
+        return of(found) if value == identity else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(
-            f"{path} is no measurement ({error!r}). Delete it to measure this phase again."
+            f"{path} is no measurement ({error!r}). Delete it to measure its part again."
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3_pipeline.errors import Busy, DamagedFile, MissingInput, ServerDied
-from eagle3_pipeline.evaluation import evaluation
+from eagle3_pipeline.evaluation import evaluation, phase
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
@@ -108,19 +108,43 @@ def test_a_disagreement_is_a_warning_and_no_failure(
     assert "DISAGREE" in said.getMessage()
 
 
-def test_what_the_conversations_gave_is_kept_with_its_phase(
-    judged: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_conversations_gave_is_kept(judged: Lineage, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "summarise", killed)
         with pytest.raises(KeyboardInterrupt):
             evaluate(judged, Servers())
     servers = Servers()
-    assert evaluate(judged, servers).facts["simulation"]["served"] == 2
+    manifest = evaluate(judged, servers)
+    assert manifest.facts["simulation"]["served"] == 2
     assert servers.opened == []
+    assert "replay-with-draft.json" in {entry.path for entry in manifest.files}
 
 
-def killed(*_: object) -> None:
+def test_a_replay_that_is_killed_is_made_up_for_without_measuring_again(
+    judged: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(phase, "replay", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(judged, Servers())
+    kept = judged.acceptance_report().folder / "measurement-with-draft.json"
+    measured = kept.read_bytes()
+    servers = Servers()
+    assert evaluate(judged, servers).facts["simulation"]["served"] == 2
+    assert servers.opened == [judged.draft_checkpoint().folder / "draft"]
+    assert all("prompt" in body for body in servers.asked[True])  # no chat: nothing of the sets
+    assert kept.read_bytes() == measured
+
+
+def test_a_damaged_replay_is_told_and_not_guessed_at(judged: Lineage) -> None:
+    folder = judged.acceptance_report().folder
+    folder.mkdir(parents=True)
+    (folder / "replay-with-draft.json").write_text("{}")
+    with pytest.raises(DamagedFile, match=r"replay-with-draft\.json is no measurement"):
+        evaluate(judged, Servers())
+
+
+def killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
