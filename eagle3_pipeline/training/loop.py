@@ -15,7 +15,7 @@ import torch
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
-from eagle3_pipeline.training.chance import chance, require_above
+from eagle3_pipeline.training.chance import require_above_chance
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
 from eagle3_pipeline.training.diagnosis import explain_loss
 from eagle3_pipeline.training.draft import trained_parameters
@@ -94,7 +94,7 @@ class Training:
         """Train until the end, or to step `stop` without a checkpoint, as a kill would leave it (tests).
 
         Raises QualityError at a loss that is no number, with the batch named, and BadInput where a base draft
-        is no better than chance.
+        is worse than chance.
         """
         at, remaining = self.state, self._remaining()
         self._emit_start()
@@ -122,11 +122,10 @@ class Training:
         at, judgement = self.state, self._judge()
         if judgement is None:
             return False
-        by_chance = chance(self._source, self._schedule.validation)
-        require_above(by_chance, judgement.accuracy_by_position[0])
+        require_above_chance(judgement)
         at.best, at.best_step = judgement.acceptance_length, 0
         at.validation.append({"epoch": -1, "step": 0, **asdict(judgement)})
-        self._emit("start_judged", chance=by_chance, **at.validation[-1])
+        self._emit("start_judged", **at.validation[-1])
         self.progress.save_best()
         return True
 

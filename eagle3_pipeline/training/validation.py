@@ -15,6 +15,7 @@ acceptance length is 1 + the sum of the acceptance by position, as in vLLM's cou
 Averaging over all positions instead flatters the draft, since serving starts again just where it failed.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,6 +38,10 @@ class Judgement:
     """`[K]`: share of the walk's drafts whose first k + 1 tokens are all accepted."""
     acceptance_length: float
     """Tokens per step of the target, as the walk finds it: 1 + sum of acceptance_by_position."""
+    rows: int
+    """How many rows judge the first proposal."""
+    chance: float
+    """Share of the most frequent label of these rows: what always proposing it would be right in."""
 
 
 def right_by_position(steps: list[Step], batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,11 +83,13 @@ def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_dec
     right_total: Tensor | None = None
     there_total: Tensor | None = None
     drafts, counts = 0, None
+    labels: Counter[int] = Counter()
     for steps, batch in results:
         losses.append(sum(step_decay**k * float(step.mean.detach()) for k, step in enumerate(steps)))
         right, there = right_by_position(steps, batch, targets)
         right_total = right.sum(0) if right_total is None else right_total + right.sum(0)
         there_total = there.sum(0) if there_total is None else there_total + there.sum(0)
+        labels.update(batch.labels.tolist())
         walked, accepted = walk(right, batch.runs)
         drafts += walked
         counts = accepted if counts is None else [a + b for a, b in zip(counts, accepted, strict=True)]
@@ -91,4 +98,11 @@ def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_dec
     assert counts is not None
     accuracy = (right_total / there_total.clamp_min(1)).tolist()
     acceptance = tuple(count / max(drafts, 1) for count in counts)
-    return Judgement(sum(losses) / len(losses), tuple(accuracy), acceptance, 1 + sum(acceptance))
+    return Judgement(
+        loss=sum(losses) / len(losses),
+        accuracy_by_position=tuple(accuracy),
+        acceptance_by_position=acceptance,
+        acceptance_length=1 + sum(acceptance),
+        rows=labels.total(),
+        chance=max(labels.values(), default=0) / max(labels.total(), 1),
+    )

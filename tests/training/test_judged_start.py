@@ -1,6 +1,7 @@
 """A base draft is judged before its first step: against chance, and as the first that may be the best."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from safetensors.torch import load_file
 
 from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.training import loop
-from eagle3_pipeline.training.chance import chance
+from eagle3_pipeline.training.batches import pack
+from eagle3_pipeline.training.chance import require_above_chance
 from eagle3_pipeline.training.checkpoint import Checkpoints
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.schedule import make_schedule
 from eagle3_pipeline.training.validation import Judgement
-from tests.training.tiny import Memory, draft, memory, plan, split
+from tests.training.tiny import draft, memory, plan, split
 
 _SIZES = [(14, 4), (9, 3), (20, 8), (16, 5), (11, 2), (18, 6), (13, 4), (22, 9), (10, 3), (15, 5)]
 
@@ -45,7 +47,7 @@ def _judge(monkeypatch: pytest.MonkeyPatch, lengths: list[float], accuracy: floa
 
     def judgement(*_: Any, **__: Any) -> Judgement:
         length = next(left)
-        return Judgement(1.0, (accuracy, 0.5, 0.5), (length - 1, 0.0, 0.0), length)
+        return Judgement(1.0, (accuracy, 0.5, 0.5), (length - 1, 0.0, 0.0), length, 1000, 0.1)
 
     monkeypatch.setattr(loop, "judge", judgement)
 
@@ -69,7 +71,7 @@ def test_a_training_that_only_harms_gives_the_base_draft_back(
     assert all(torch.equal(one, kept[name]) for name, one in start.items())
     judged = [one for one in events if one["event"] == "start_judged"]
     assert [(one["step"], one["acceptance_length"]) for one in judged] == [(0, 1.8)]
-    assert 0 < judged[0]["chance"] < 0.9
+    assert judged[0]["chance"] == 0.1
 
 
 def test_a_training_that_helps_is_better_than_its_start(
@@ -98,10 +100,15 @@ def test_a_start_that_was_judged_is_not_judged_again_after_a_checkpoint_and_is_b
     assert sum(one["event"] == "start_judged" for one in events) == 2
 
 
-def test_a_base_draft_no_better_than_chance_is_refused_before_its_first_step(tmp_path: Path) -> None:
+def test_a_base_draft_worse_than_chance_is_refused_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _judge(monkeypatch, [1.0], accuracy=0.01)
     events: list[dict[str, Any]] = []
-    with pytest.raises(BadInput, match=r"proposes \d+\.\d % of the held-out tokens rightly before its first"):
-        _training(tmp_path, events).run()  # random weights on random tokens
+    with pytest.raises(
+        BadInput, match=r"proposes 1\.0 % of the held-out tokens rightly .* more than 10\.0 %"
+    ):
+        _training(tmp_path, events).run()
     assert [one["event"] for one in events] == ["start"]
     assert not list(tmp_path.glob("best"))
 
@@ -112,9 +119,38 @@ def test_a_new_draft_is_not_judged_before_it_is_trained(tmp_path: Path) -> None:
     assert [one["epoch"] for one in training.state.validation] == [0, 1]
 
 
-def test_chance_is_the_share_of_the_most_frequent_token_that_is_proposed() -> None:
-    mask = torch.tensor([0, 0, 1, 1, 1, 1, 1])
-    ids = torch.tensor([9, 9, 9, 1, 2, 1, 1])  # proposed are 1, 2, 1, 1: what follows the first of the reply
-    states = torch.zeros(7, 4, 2)
-    source = Memory([{"hidden_states": states, "token_ids": ids, "loss_mask": mask}])
-    assert chance(source, [0]) == 0.75
+@pytest.mark.parametrize(
+    ("accuracy", "rows", "outcome"),
+    [
+        (0.101, 1000, "taken"),
+        (0.1, 1000, "warned"),
+        (0.08, 1000, "warned"),  # three standard errors are 0.028
+        (0.07, 1000, "refused"),
+        (0.0, 200, "refused"),
+        (0.0, 199, "warned"),
+    ],
+)
+def test_luck_may_put_a_base_draft_below_chance_and_few_rows_say_nothing(
+    accuracy: float, rows: int, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    judgement = Judgement(1.0, (accuracy, 0.0), (0.0, 0.0), 1.0, rows, 0.1)
+    with pytest.raises(BadInput) if outcome == "refused" else nullcontext():
+        require_above_chance(judgement)
+    assert ("expected more than 10.0 %" in caplog.text) == (outcome == "warned")
+
+
+def test_chance_is_the_share_of_the_most_frequent_label_and_no_state_is_read_for_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "require_above_chance", lambda _: None)
+    events: list[dict[str, Any]] = []
+    training = _training(tmp_path, events)
+    read = training._source.read
+    counted: list[int] = []
+    training._source.read = lambda index: counted.append(index) or read(index)
+    training._judge_start()
+    held_out = training._schedule.validation
+    assert sorted(counted) == sorted(held_out)
+    labels = pack(memory(_SIZES), held_out).labels
+    assert events[0]["rows"] == len(labels)
+    assert events[0]["chance"] == int(labels.bincount().max()) / len(labels)

@@ -11,6 +11,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.training import loop
 from eagle3_pipeline.training.training import train_draft
+from eagle3_pipeline.training.validation import Judgement
 from tests.drafts import make_draft
 from tests.training.world import in_this_process, make_lineage, write_states
 
@@ -27,8 +28,10 @@ def lineage(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_base_draft_that_is_worthless_here_ends_the_training_before_its_first_step(
-    lineage: Lineage,
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    worse = Judgement(9.0, (0.0,) * 3, (0.0,) * 3, 1.0, rows=1000, chance=0.1)
+    monkeypatch.setattr(loop, "judge", lambda *_: worse)
     with pytest.raises(BadInput, match="of the held-out tokens rightly before its first step"):
         train_draft(lineage, nullcontext())
     assert lineage.draft_checkpoint().manifest() is None
@@ -37,7 +40,7 @@ def test_a_base_draft_that_is_worthless_here_ends_the_training_before_its_first_
 def test_a_base_draft_is_trained_on_or_given_back_as_it_came(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "require_above", lambda *_: None)
+    monkeypatch.setattr(loop, "require_above_chance", lambda _: None)
     made = train_draft(lineage, nullcontext())
     assert isinstance(made, Manifest)
     assert made.facts["warm_start"] is True
