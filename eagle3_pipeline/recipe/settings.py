@@ -18,6 +18,9 @@ from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 from eagle3_pipeline.recipe.training import Training
 
+# Settings of `training` that a base draft answers itself.
+_OF_NEW_DRAFTS = {"per_layer_norm", "norm_output", "attention_window", "intermediate_size"}
+
 
 class Vocabulary(Strict):
     """The draft's vocabulary: the tokens of the target that it may propose."""
@@ -195,6 +198,20 @@ class Recipe(Strict):
                 raise ValueError(
                     f"training.sweep.{name}.draft_tokens is {tokens}, more than vocabulary.draft_tokens "
                     f"{most}: raise that one"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _base_draft_keeps_its_shape(self) -> Self:
+        if self.base_draft is None:
+            return self
+        given = {"training": self.training.model_fields_set}
+        given |= {f"training.sweep.{name}": set(one) for name, one in self.training.sweep.items()}
+        for where, names in given.items():
+            if found := sorted(names & _OF_NEW_DRAFTS):
+                raise ValueError(
+                    f"{where} sets {', '.join(found)} for a new draft, but base_draft keeps its own shape "
+                    "and norms: remove it"
                 )
         return self
 

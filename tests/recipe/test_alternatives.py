@@ -66,6 +66,21 @@ def test_a_base_draft_keeps_its_vocabulary_in_every_alternative() -> None:
         _recipe({"a": {"draft_tokens": 32}}, base_draft={"path": "draft"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("per_layer_norm", True), ("norm_output", True), ("attention_window", 64), ("intermediate_size", 128)],
+)
+def test_what_shapes_a_new_draft_is_refused_with_a_base_draft_wherever_it_is_set(
+    name: str, value: int
+) -> None:
+    base = {"base_draft": {"path": "draft"}}
+    with pytest.raises(ValidationError, match=rf"training sets {name} for a new draft, but base_draft keeps"):
+        _recipe({}, training={name: value}, **base)
+    with pytest.raises(ValidationError, match=rf"training.sweep.a sets {name} for a new draft"):
+        _recipe({"a": {name: value}}, **base)
+    assert _recipe({"a": {"epochs": 7}}, **base).alternative("a").training.epochs == 7
+
+
 def test_alternatives_in_waves_are_refused_when_the_recipe_is_read() -> None:
     waves = {"extraction": {"layers": [1, 2, 3], "waves": 2}}
     with pytest.raises(ValidationError, match=r"compares 1 trainings .* in 2 waves.*run.shards"):
