@@ -10,7 +10,8 @@ else. Two contestants take turns on the same samples, every other round in rever
 
 with the same settings: tokens per step, test-time steps, loss, norms, full attention, AdamW, cosine. The head
 is frozen in both, since theirs cannot train it; `ours_with_head` is ours as recipes have it. The first steps,
-with all compilation, warm up. Operations are counted by benchmarks/training/flops.py, the same for both.
+with all compilation, warm up. Before anything is measured, attention on the GPU is held against that of the
+CPU. Operations are counted by benchmarks/training/flops.py, the same for both.
 Writes benchmarks/results/gpu-training.json. Without a GPU it says so and exits with 2.
 """
 
@@ -111,6 +112,15 @@ def their_options(plan: TrainingPlan, data: Path, folder: Path, steps: int) -> l
     return [*workload_options(plan, data, folder, steps), *same_settings(plan), "--log-freq", "100"]
 
 
+def check_attention(folder: Path, gpu: str) -> None:
+    """Raise RuntimeError where the attention of this GPU is not that of the CPU: nothing is measured then.
+
+    In a process of its own, which leaves no memory taken.
+    """
+    found = run([sys.executable, "-m", "benchmarks.gpu.attention"], folder, quiet_environment((gpu,)))
+    print(found.output.splitlines()[-1], flush=True)
+
+
 def hold(contest: Any, work: Work, rounds: int) -> dict[str, Any]:
     """One round that warms up, then those that count; returns what main records, with all runs."""
     for who in CONTESTANTS:
@@ -170,6 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     # There is nothing to learn from noise: a lower rate keeps the loss a number.
     training = Training(tokens_per_step=options.tokens_per_step, learning_rate=1e-4)
     with tempfile.TemporaryDirectory(prefix="training-", dir=options.folder) as name:
+        check_attention(Path(name), options.gpu)
         plan = make_plan(
             Path(name),
             shape,

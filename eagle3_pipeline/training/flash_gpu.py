@@ -2,6 +2,9 @@
 
 The kernel lays queries and keys of a sequence flush right: the last query stands at the last key. That is
 how a run lies in the rows that it sees.
+
+Tests hold this against the operators' schemas and an imitation of them in plain operations, never against the
+operators: those need a GPU. benchmarks/gpu/training.py holds them against the CPU before it measures.
 """
 
 from collections.abc import Sequence

@@ -4,10 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import attention
 from benchmarks.gpu import training as gpu
 from benchmarks.training.flops import Rows, count_rows, flops, peak_of, utilization
 from benchmarks.training.invented import SHAPES, Shape
 from eagle3_pipeline.recipe.training import Training
+from eagle3_pipeline.training.attention import Context, make_context
+from eagle3_pipeline.training.geometry import Run
 from eagle3_pipeline.training.plan import TrainingPlan
 from tests.benchmarks.conftest import TINY
 
@@ -89,6 +92,26 @@ def test_on_a_gpu_all_take_turns_and_mfu_is_by_what_each_trains(plan: TrainingPl
     assert found["mfu_percent"]["ours_with_head"]["most"] == 0.18
     counted = gpu.Work.of(replace(plan, test_time_steps=3), TINY, peak=1e15)
     assert 0 < counted.frozen_head < counted.with_head
+
+
+def test_attention_that_differs_from_the_cpu_ends_a_benchmark_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpu = torch.device("cpu")
+    assert 0 < attention.require_same_attention(cpu) < 0.01  # bfloat16 alone
+
+    def off_by_one(
+        runs: tuple[Run, ...], window: int | None, step: int, dtype: torch.dtype, device: torch.device
+    ) -> Context:
+        is_ours = dtype == torch.bfloat16
+        return make_context(runs, window - 1 if window and is_ours else window, step, dtype, device)
+
+    monkeypatch.setattr(attention, "make_context", off_by_one)
+    with pytest.raises(SystemExit, match=r"window 24\): output differs by 0\.\d+ from the CPU's"):
+        attention.require_same_attention(cpu)
+    monkeypatch.setattr(gpu, "quiet_environment", lambda devices: {"CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(RuntimeError, match="no GPU here: torch shows none"):
+        gpu.check_attention(tmp_path, "0")
 
 
 def test_the_gpu_benchmark_says_so_where_there_is_no_gpu(

@@ -156,3 +156,15 @@ def test_what_a_gpu_is_asked_for_is_what_the_cpu_does(
     assert torch.allclose(packed, pieces, atol=1e-5)
     for mine, theirs in zip(_gradients(packed, *leaves), _gradients(pieces, *leaves), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_torch_takes_what_a_gpu_is_asked_for(window: int | None) -> None:
+    nowhere = torch.device("meta")  # schemas and shapes, no numbers
+    query = torch.empty(_QUERIES, _HEADS, _WIDTH, dtype=torch.bfloat16, device=nowhere)
+    side = torch.empty(_ROWS, _KEY_HEADS, _WIDTH, dtype=torch.bfloat16, device=nowhere)
+    packed = PackedOnGpu(_RUNS, window, 0, nowhere)
+    output, logs = packed.forward(query, side, side)
+    assert (output.shape, logs.shape, logs.dtype) == (query.shape, query.shape[:2], torch.float32)
+    gradients = packed.backward(output, query, side, side, output, logs)
+    assert [one.shape for one in gradients] == [query.shape, side.shape, side.shape]
