@@ -163,6 +163,8 @@ def test_samples_without_states_are_counted_and_the_others_train(
     assert isinstance(made, Manifest)
     assert made.facts["without_states"] == 3
     assert made.facts["samples"] + made.facts["judges"] == 24 - 3
+    assert made.facts["judges"] == 2
+    assert 0 <= made.facts["greedy_agreement"] < 0.5  # of random states
     assert made.facts["validation_curve"]["epochs"] == [1]
     assert made.facts["validation_curve"]["steps"] == [made.facts["steps"]]
     assert heard == ["start", "step", "epoch", "done"]
