@@ -44,7 +44,7 @@ def load_recipe(name: str, folder: Path) -> Recipe:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         raise _refusal(path, _problems(error.errors())) from error
-    if problems := _problems_with_target(recipe):
+    if problems := [*_problems_with_prompts(recipe), *_problems_with_target(recipe)]:
         raise _refusal(path, problems)
     return recipe
 
@@ -138,6 +138,17 @@ def _problems(details: list[ErrorDetails]) -> list[str]:
             location = ("server", "common", *location[2:])
         problems[_explain({**detail, "loc": location})] = None
     return list(problems)
+
+
+def _problems_with_prompts(recipe: Recipe) -> list[str]:
+    """What keeps a run from having prompts that train beside those that judge."""
+    prompts, shards = recipe.prompts, len(recipe.shards)
+    if (taken := shards * prompts.per_shard) > prompts.validation_prompts:
+        return []
+    return [
+        f"prompts: a run of {shards} x prompts.per_shard = {taken} judges the draft with all its prompts "
+        "(prompts.validation) and trains it with none: raise run.shards, prompts.count or per_shard"
+    ]
 
 
 def _problems_with_target(recipe: Recipe) -> list[str]:

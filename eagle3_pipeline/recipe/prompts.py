@@ -43,8 +43,8 @@ class Prompts(Strict):
     per_shard: PositiveInt
     """Prompts in one shard (= one Dagster partition). Another size is another plan: nothing is shared."""
     validation: PositiveInt = 64
-    """The first so many prompts judge the draft and never train it; at most half of the first shard. The
-    target answers them greedily, and no training prompt is near one of them."""
+    """The first so many prompts judge the draft and never train it; at most half of the first shard, and one
+    at least. The target answers them greedily, and no training prompt is near one of them."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the order of prompts."""
     max_prompt_tokens: PositiveInt = 1024

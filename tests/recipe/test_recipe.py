@@ -236,6 +236,19 @@ def test_a_target_on_this_disk_is_held_against_the_servers_when_the_recipe_is_re
     load_recipe(str(_write(tmp_path, _with("server.common.tensor_parallel", 3))), tmp_path)
 
 
+@pytest.mark.parametrize(("prompts", "run"), [({"count": 1}, {}), ({"count": 4}, {"shards": 1})])
+def test_a_run_all_of_whose_prompts_judge_is_refused(
+    tmp_path: Path, prompts: dict[str, int], run: dict[str, int]
+) -> None:
+    recipe = {**_SMALLEST, "prompts": {**_SMALLEST["prompts"], "per_shard": 1, **prompts}, "run": run}
+    assert _refusal(tmp_path, recipe) == [
+        "prompts: a run of 1 x prompts.per_shard = 1 judges the draft with all its prompts "
+        "(prompts.validation) and trains it with none: raise run.shards, prompts.count or per_shard"
+    ]
+    two = {**recipe, "prompts": {**recipe["prompts"], "count": 2}, "run": {"shards": 2}}
+    assert len(load_recipe(str(_write(tmp_path, two)), tmp_path).shards) == 2
+
+
 def test_a_config_of_the_target_that_cannot_be_read_is_refused_with_the_recipe(tmp_path: Path) -> None:
     _model(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{")
