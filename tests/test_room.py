@@ -15,7 +15,7 @@ from eagle3_pipeline.errors import NotEnoughRoom
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.recipe import load_recipe
-from eagle3_pipeline.room import require_machine
+from eagle3_pipeline.room import expected_plan, require_machine
 from tests.recipes import NOTHING_ON_ITS_WAY, finish_prompts, tiny_recipe
 from tests.samples.test_audit import make_samples as make
 
@@ -95,6 +95,15 @@ def test_with_waves_only_one_of_them_must_fit_and_the_validation_samples(
         require_machine(in_waves)
     free(monkeypatch, disk=needed)
     require_machine(in_waves)
+
+
+def test_prompts_that_judge_are_expected_to_have_as_many_turns_as_the_others(
+    lineage: Lineage,
+) -> None:
+    for turns, judging in ((1, 2), (3, 6)):  # of eight prompts two judge
+        plan = expected_plan(lineage, {}, [(0, 12)] * 8 * turns)
+        assert [one.judging for one in plan.shards] == [judging, 0, 0]
+        assert plan.validation_bytes == turns * SHARD_BYTES // 4
 
 
 def test_parts_that_are_there_and_samples_that_came_out_short_need_less(

@@ -7,7 +7,7 @@ shard and in all; the facts `waves` (names of shards) and `passes` are the plan 
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eagle3_pipeline.durable_files import write_json
@@ -20,14 +20,13 @@ from eagle3_pipeline.samples.drift import Retokenizer
 from eagle3_pipeline.samples.fitting import Fit, require_room
 from eagle3_pipeline.samples.lengths import histogram
 from eagle3_pipeline.samples.quality import Quality, require_quality
-from eagle3_pipeline.samples.sample import VERDICTS, Sample
+from eagle3_pipeline.samples.sample import Sample
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
 from eagle3_pipeline.samples.state_room import gib
 
 _logger = logging.getLogger(__name__)
 
 AUDIT_NAME = "audit.json"
-_COUNTS = ("samples", *VERDICTS, "prompt_tokens", "completion_tokens")
 # Of each shard, evenly spread: at most a second or two of the tokenizer's time.
 _DRIFT_SAMPLES = 100
 
@@ -37,6 +36,8 @@ class ShardAudit:
     """What is kept of a shard when its samples are read: numbers, never the samples."""
 
     quality: Quality
+    """Of the samples that are to train; the drift is that of all."""
+    judges: Quality
     lengths: ShardLengths
 
 
@@ -55,13 +56,15 @@ def audit_samples(lineage: Lineage) -> Manifest:
     )
     audits = {shard: _read(lineage, shard, one, retokenizer) for shard, one in made.items()}
     qualities = {shard: one.quality for shard, one in audits.items()}
-    require_quality(qualities, lineage.recipe.generation)
+    judges = Quality.total(one.judges for one in audits.values())
     plan = byte_plan(lineage, [one.lengths for one in audits.values()])
+    require_quality(qualities, judges, plan, lineage.recipe.generation)
     extraction = _extraction(lineage, plan)
     total = Quality.total(qualities.values())
     audit = {
         "verdict": "passed",
         "totals": total.facts(),
+        "judges": judges.verdicts(),
         "extraction": extraction,
         "shards": {shard: one.facts() for shard, one in qualities.items()},
     }
@@ -70,11 +73,12 @@ def audit_samples(lineage: Lineage) -> Manifest:
     write_json(path, audit)
     _logger.info(
         f"{total.counts['samples']} samples pass: {total.share('truncated'):.1%} truncated, "
-        f"{total.share('rejected'):.1%} rejected; the states of {plan.tokens} tokens take {gib(plan.bytes)}"
+        f"{total.share('rejected'):.1%} rejected; {plan.judges} others judge; the states of {plan.tokens} "
+        f"tokens take {gib(plan.bytes)}"
         + (f", in {waves} waves" if (waves := len(extraction["waves"])) > 1 else "")
     )
-    facts = {"verdict": "passed", "shards": len(made), **total.facts(), **extraction}
-    return place.finish([path], {**facts, "completion_lengths": histogram(total.lengths)})
+    facts = {"verdict": "passed", "shards": len(made), **total.facts(), "judges": judges.verdicts()}
+    return place.finish([path], {**facts, **extraction, "completion_lengths": histogram(total.lengths)})
 
 
 def shards_of_audit(lineage: Lineage) -> dict[str, dict[str, Any]]:
@@ -100,21 +104,21 @@ def _made(lineage: Lineage) -> dict[str, Manifest]:
 
 def _read(lineage: Lineage, shard: str, made: Manifest, retokenizer: Retokenizer | None) -> ShardAudit:
     """Go once through the samples of a shard; only some for the drift are held."""
-    counts = {name: int(made.facts[name]) for name in _COUNTS}
-    every = -(-counts["samples"] // _DRIFT_SAMPLES)
-    lengths: list[int] = []
+    every = -(-int(made.facts["samples"]) // _DRIFT_SAMPLES)
+    validation = set(lineage.prompts().require().facts["validation"])
+    quality, judges = Quality.empty(), Quality.empty()
     trained: list[tuple[int, int]] = []
     spread: list[Sample] = []
     for number, one in enumerate(iter_samples(lineage.synthetic_samples(shard).folder / SAMPLES_NAME)):
-        if one.verdict != "refused":
-            lengths.append(len(one.completion_token_ids))
+        (judges if one.prompt_id in validation else quality).add(one)
         if one.trains(lineage.recipe.generation.train_truncated):
             prompt = len(one.prompt_token_ids)
             trained.append((prompt, prompt + len(one.completion_token_ids)))
         if number % every == 0:
             spread.append(one)
     return ShardAudit(
-        Quality(counts, lengths, retokenizer.drift(spread) if retokenizer else None),
+        replace(quality, drift=retokenizer.drift(spread) if retokenizer else None),
+        judges,
         shard_lengths(lineage, shard, trained),
     )
 

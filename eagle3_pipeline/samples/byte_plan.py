@@ -19,6 +19,9 @@ from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, trained_of_prompts
 from eagle3_pipeline.shards.consumption import consumption
 from eagle3_pipeline.shards.format import ShardLayout
 
+# The draft proposes from the second token of a reply on.
+_FEWEST_REPLY_TOKENS = 2
+
 FORMS: dict[str, tuple[Precision, Kept]] = {
     "bf16": ("bf16", "all"),
     "bf16 trained": ("bf16", "trained"),
@@ -71,6 +74,23 @@ class BytePlan:
     def trained_samples(self) -> int:
         """Samples of which something is left to train on when they are cut."""
         return sum(prompt < min(total, self.longest) for one in self.shards for prompt, total in one.lengths)
+
+    @cached_property
+    def training(self) -> list[int]:
+        """Samples of each shard that train when they are cut: two tokens of a reply are one to learn from."""
+        return [sum(self._supervised(one)[one.judging :]) for one in self.shards]
+
+    @property
+    def judges(self) -> int:
+        """Samples that judge, in the same way."""
+        return sum(sum(self._supervised(one)[: one.judging]) for one in self.shards)
+
+    def _supervised(self, shard: ShardLengths) -> list[bool]:
+        """Of each sample; the last token of a reply is not read by a server that captures its states."""
+        return [
+            min(total - self.while_generating, self.longest) - prompt >= _FEWEST_REPLY_TOKENS
+            for prompt, total in shard.lengths
+        ]
 
     @property
     def bytes(self) -> int:
@@ -169,17 +189,18 @@ def shard_lengths(lineage: Lineage, shard: str, lengths: list[tuple[int, int]]) 
 def _judging(lineage: Lineage, shard: str, samples: int) -> int:
     """How many samples of a shard judge: those of the first prompts of all, so the first ones.
 
-    Of a shard that is not made one for each of these prompts is expected.
+    Of a shard that is not made these prompts are expected to have as many samples as its others.
     """
     recipe = lineage.recipe
     if shard != recipe.prompts.shards[0]:
         return 0
+    expected = -(-samples * recipe.prompts.validation_prompts // recipe.prompts.per_shard)
     try:
         place, prompts = lineage.synthetic_samples(shard), lineage.prompts().require()
     except MissingInput:
-        return min(recipe.prompts.validation_prompts, samples)
+        return expected
     if place.manifest() is None:
-        return min(recipe.prompts.validation_prompts, samples)
+        return expected
     judges = set(prompts.facts["validation"])
     return trained_of_prompts(place.folder / SAMPLES_NAME, recipe.generation.train_truncated, judges)
 

@@ -1,6 +1,9 @@
 """The quality of samples, of one shard or of all: shares of verdicts, lengths, drift; and a recipe's bounds.
 
 samples = good + truncated + rejected            rejected = empty + degenerate + refused
+
+The bounds are for samples that are to train. Replies to validation prompts are greedy, so that more of them
+loop whatever the recipe's sampling is: they are counted apart, and enough of them is one that can judge.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,9 +12,10 @@ from typing import Any, Self
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.recipe.generation import Generation, LengthBounds
+from eagle3_pipeline.samples.byte_plan import BytePlan
 from eagle3_pipeline.samples.drift import Drift
 from eagle3_pipeline.samples.lengths import percentiles
-from eagle3_pipeline.samples.sample import REJECTED
+from eagle3_pipeline.samples.sample import REJECTED, VERDICTS, Sample, verdict_trains
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME
 
 # How many shards a failure names.
@@ -30,6 +34,16 @@ _WAYS_OUT = {
         "raise generation.temperature or lower generation.top_p (both make all samples again), look whether "
         "the chat template is the target's own, or raise the bound"
     ),
+    "training": (
+        f"look at their verdict and content in {SAMPLES_NAME}; set generation.train_truncated if cut answers "
+        "do for the draft, raise extraction.max_sample_tokens if prompts leave no room for them"
+    ),
+    "judges": (
+        "a model that loops when it is greedy needs more of these prompts: raise prompts.validation, of "
+        "which at most half of the first shard is taken (prompts.per_shard); if answers are cut, set "
+        "generation.train_truncated, or raise generation.max_completion_tokens or "
+        "extraction.max_sample_tokens"
+    ),
     "lengths": (
         f"read some answers in {SAMPLES_NAME}. Other lengths than expected come from a mode of thinking, a "
         "wrong chat template or other prompts; if the answers are right, correct the bounds"
@@ -47,6 +61,20 @@ class Quality:
     """Completion tokens of each sample that is not refused."""
     drift: Drift | None
     """None where the target's folder has no tokenizer."""
+
+    @classmethod
+    def empty(cls) -> Self:
+        """That of no sample."""
+        return cls(dict.fromkeys(("samples", *VERDICTS, "prompt_tokens", "completion_tokens"), 0), [], None)
+
+    def add(self, sample: Sample) -> None:
+        """Count one more sample; the drift stays."""
+        for name in ("samples", sample.verdict):
+            self.counts[name] += 1
+        self.counts["prompt_tokens"] += len(sample.prompt_token_ids)
+        self.counts["completion_tokens"] += len(sample.completion_token_ids)
+        if sample.verdict != "refused":
+            self.lengths.append(len(sample.completion_token_ids))
 
     @classmethod
     def total(cls, parts: Iterable[Self]) -> Self:
@@ -70,6 +98,10 @@ class Quality:
             f"{kind}_share": round(self.share(kind), 4) for kind in ("truncated", "rejected", "degenerate")
         }
 
+    def verdicts(self) -> dict[str, int]:
+        """Samples, and how many there are of each verdict."""
+        return {name: self.counts[name] for name in ("samples", *VERDICTS)}
+
     def facts(self) -> dict[str, Any]:
         """All numbers as JSON values, without the drift where there is none."""
         lengths, drift = percentiles(self.lengths), self.drift
@@ -89,20 +121,40 @@ class Quality:
         }
 
 
-def require_quality(shards: Mapping[str, Quality], bounds: Generation) -> None:
-    """Raise QualityError, with all that is wrong and the worst shards, unless samples are within bounds."""
+def require_quality(
+    shards: Mapping[str, Quality], judges: Quality, plan: BytePlan, bounds: Generation
+) -> None:
+    """Raise QualityError, with all that is wrong and the worst shards, unless samples are within bounds.
+
+    `shards` are the samples that are to train, `judges` those that are to judge; of each, one must be left in
+    `plan`.
+    """
     total = Quality.total(shards.values())
     problems = [
         *_shares_outside(total, shards, bounds),
         *_lengths_outside(total, shards, bounds.completion_lengths),
     ]
-    if total.counts["good"] + (total.counts["truncated"] if bounds.train_truncated else 0) == 0:
+    if not sum(plan.training):
         problems.append(
-            f"none of {total.counts['samples']} samples can be trained on (generation.train_truncated is "
-            f"{bounds.train_truncated})"
+            f"none of {total.counts['samples']} samples can be trained on "
+            f"({_unusable(total, plan, bounds)}): {_WAYS_OUT['training']}"
+        )
+    if judges.counts["samples"] and not plan.judges:
+        problems.append(
+            f"none of {judges.counts['samples']} replies to validation prompts can judge the draft "
+            f"({_unusable(judges, plan, bounds)}): {_WAYS_OUT['judges']}"
         )
     if problems:
         raise QualityError("the samples are not good enough to go on: " + "; and ".join(problems) + ".")
+
+
+def _unusable(quality: Quality, plan: BytePlan, bounds: Generation) -> str:
+    found = [f"{quality.counts[verdict]} {verdict}" for verdict in VERDICTS if quality.counts[verdict]]
+    usable = [verdict for verdict in VERDICTS if verdict_trains(verdict, bounds.train_truncated)]
+    cut = sum(quality.counts[verdict] for verdict in usable)
+    if cut:
+        found.append(f"{cut} of them with less than two tokens of the reply in the first {plan.longest}")
+    return ", ".join([*found, f"generation.train_truncated is {bounds.train_truncated}"])
 
 
 def _shares_outside(total: Quality, shards: Mapping[str, Quality], bounds: Generation) -> Iterable[str]:
@@ -132,7 +184,7 @@ def _lengths_outside(total: Quality, shards: Mapping[str, Quality], bounds: Leng
         if not total.lengths or allowed is None or allowed[0] <= tokens <= allowed[1]:
             continue
         is_long = tokens > allowed[1]
-        of_shard = {shard: percentiles(one.lengths)[name] for shard, one in shards.items()}
+        of_shard = {shard: percentiles(one.lengths)[name] for shard, one in shards.items() if one.lengths}
         worst = sorted(of_shard, key=of_shard.__getitem__, reverse=is_long)[:_WORST]
         named = ", ".join(f"{shard} {of_shard[shard]}" for shard in worst)
         yield (

@@ -6,7 +6,8 @@ which is kept throughout. All at once is one wave, and nothing is deleted.
 
     shards   s0 s1 s2 s3 s4 s5 s6          3 waves: [s0 s1 s2] [s3 s4] [s5 s6]
 
-Among all ways to make so many waves, the one is taken whose largest wave is smallest.
+Among all ways to make so many waves, the one is taken whose largest wave is smallest. The first wave goes
+on to the first shard of which a sample trains: there is no training without any.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +28,9 @@ class WavePlan:
 def plan_waves(plan: BytePlan, waves: int | str, room: int) -> WavePlan:
     """So many waves as `waves` says, at most one per shard; for `auto` the fewest that fit into `room` bytes.
 
-    A plan that does not fit is returned all the same: where `auto` finds none, the one with a shard per
-    wave.
+    A plan that does not fit is returned all the same: where `auto` finds none, the one with the most waves.
     """
-    most = len(plan.shards)
+    most = len(plan.shards) - _shards_ahead(plan)
     # With fewer waves than this, one of them has more bytes than there are.
     fewest = min(max(1, -(-sum(plan.missing) // max(room, 1))), most)
     counts = range(fewest, most + 1) if waves == "auto" else [min(int(waves), most)]
@@ -55,9 +55,17 @@ def _cut(plan: BytePlan, count: int) -> WavePlan:
     if count == 1:
         return WavePlan([names], plan.at_once)
     # By the bytes of whole shards: what lies on the disk at this moment must not move a border.
-    ranges = split(plan.sizes, count)
+    ahead = _shards_ahead(plan)
+    together = [sum(plan.sizes[: ahead + 1]), *plan.sizes[ahead + 1 :]]
+    found = split(together, count)
+    ranges = [range(one.start + ahead if one.start else 0, one.stop + ahead) for one in found]
     largest = max(sum(plan.missing[number] for number in one) for one in ranges)
     return WavePlan([[names[number] for number in one] for one in ranges], largest + plan.validation_bytes)
+
+
+def _shards_ahead(plan: BytePlan) -> int:
+    """Shards before the first one of which a sample trains; all but the last where none does."""
+    return next((number for number, samples in enumerate(plan.training) if samples), len(plan.shards) - 1)
 
 
 def _fill(sizes: Sequence[int], most: int) -> int:

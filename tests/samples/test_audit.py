@@ -251,6 +251,75 @@ def test_a_run_without_any_sample_to_train_on_fails(tmp_path: Path) -> None:
         audit_samples(lineage)
 
 
+def test_verdicts_of_greedy_replies_of_judges_are_counted_apart_and_have_no_bounds(tmp_path: Path) -> None:
+    judges = ["degenerate"] * 3 + ["truncated", "good"]
+    lineage = make_run(tmp_path, judges + ["good"] * 5, ["good"] * 9 + ["empty"], judges=5)
+    facts = audit_samples(lineage).facts
+    assert (facts["samples"], facts["good"], facts["empty"], facts["degenerate_share"]) == (15, 14, 1, 0)
+    assert facts["completion_tokens"] == 15 * 6
+    expected = {"samples": 5, "good": 1, "truncated": 1, "empty": 0, "degenerate": 3, "refused": 0}
+    assert facts["judges"] == expected
+    audit = json.loads((lineage.sample_audit().folder / "audit.json").read_text())
+    assert audit["judges"] == expected
+    assert audit["shards"]["p10-s000"]["samples"] == 5
+
+
+def test_bounds_are_not_diluted_by_the_judges(tmp_path: Path) -> None:
+    lineage = make_run(tmp_path, ["good"] * 5 + ["good"] * 4 + ["empty"], judges=5)
+    with pytest.raises(QualityError, match=r"20.0% of 5 samples are rejected"):
+        audit_samples(lineage)
+
+
+@pytest.mark.parametrize(
+    ("judges", "found"),
+    [
+        (["degenerate"] * 4 + ["truncated"], "4 degenerate|1 truncated"),
+        (["truncated"] * 5, "5 truncated"),
+    ],
+)
+def test_a_run_without_any_sample_that_judges_fails_with_their_verdicts(
+    tmp_path: Path, judges: list[str], found: str
+) -> None:
+    lineage = make_run(
+        tmp_path, judges + ["good"] * 5, judges=5, generation={"train_truncated": False, "temperature": 0.7}
+    )
+    with pytest.raises(QualityError, match=r"none of 5 replies to validation prompts can judge") as failure:
+        audit_samples(lineage)
+    said = str(failure.value)
+    assert all(part in said for part in found.split("|"))
+    assert "generation.train_truncated is False): a model that loops when it is greedy" in said
+    assert lineage.sample_audit().manifest() is None
+
+
+def test_replies_of_judges_that_are_cut_away_judge_nothing_and_the_message_counts_them(
+    tmp_path: Path,
+) -> None:
+    lineage = make_lineage(
+        tmp_path, [1] * 20, 10, judges=5, extraction={"layers": [1, 2, 3, 4], "max_sample_tokens": 8}
+    )
+    make_samples(lineage, "p10-s000", ["good"] * 10, tokens=(7, 6))
+    make_samples(lineage, "p10-s001", ["good"] * 10)
+    with pytest.raises(
+        QualityError, match=r"\(5 good, 5 of them with less than two tokens of the reply in the first 8"
+    ):
+        audit_samples(lineage)
+
+
+def test_a_run_of_which_all_prompts_judge_has_nothing_to_train_on(tmp_path: Path) -> None:
+    lineage = make_lineage(tmp_path, [1], 1, judges=1)
+    make_samples(lineage, "p1-s000", ["good"])
+    with pytest.raises(QualityError, match="none of 0 samples can be trained on"):
+        audit_samples(lineage)
+
+
+def test_where_the_first_shard_only_judges_the_first_wave_has_the_next_one_too(tmp_path: Path) -> None:
+    extraction = {"layers": [1, 2, 3, 4], "waves": 3, **NOTHING_ON_ITS_WAY}
+    lineage = make_lineage(tmp_path, [1] * 3, 1, judges=1, extraction=extraction)
+    for shard in lineage.recipe.shards:
+        make_samples(lineage, shard, ["good"])
+    assert audit_samples(lineage).facts["waves"] == [["p1-s000", "p1-s001"], ["p1-s002"]]
+
+
 def test_samples_are_counted_as_the_extraction_cuts_them(tmp_path: Path) -> None:
     lineage = make_lineage(
         tmp_path, [1] * 20, 10, extraction={"layers": [1, 2, 3, 4], "max_sample_tokens": 8}

@@ -15,16 +15,22 @@ SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
 def plan_of(sizes: list[int], extracted: int = 0, judging: int = 0) -> BytePlan:
-    """Shards of so many tokens of four bytes; the first ones may be extracted already.
+    """Shards of so many samples of four bytes; the first ones may be extracted already.
 
-    Each sample is one token; the first `judging` ones judge.
+    Each sample is two tokens of a reply; the first `judging` ones judge.
     """
     shards = [
-        ShardLengths(f"s{number}", [(0, 1)] * size, is_extracted=number < extracted)
+        ShardLengths(f"s{number}", [(0, 2)] * size, is_extracted=number < extracted)
         for number, size in enumerate(sizes)
     ]
     shards[0] = replace(shards[0], judging=judging)
-    return BytePlan(shards, longest=10**6, layout=ShardLayout((1, 2), 1, "m"))
+    return BytePlan(shards, longest=10**6, layout=ShardLayout((1,), 1, "m"))
+
+
+def most_waves(plan: BytePlan) -> int:
+    """One for each shard, but those before the first one that trains are in its wave."""
+    trains = [len(one.lengths) > one.judging for one in plan.shards]
+    return len(trains) - (trains.index(True) if any(trains) else len(trains) - 1)
 
 
 def largest(sizes: list[int], ranges: list[range]) -> int:
@@ -49,9 +55,9 @@ def test_a_split_is_contiguous_complete_without_empty_ranges_and_its_largest_is_
 def test_auto_takes_the_fewest_waves_that_fit(sizes: list[int], room: int, judging: int) -> None:
     plan = plan_of(sizes, judging=judging)
     found = plan_waves(plan, "auto", room)
-    counts = range(1, len(sizes) + 1)
+    counts = range(1, most_waves(plan) + 1)
     fitting = [count for count in counts if plan_waves(plan, count, room).needed <= room]
-    assert len(found.waves) == (min(fitting) if fitting else len(sizes))
+    assert len(found.waves) == (min(fitting) if fitting else most_waves(plan))
     assert (found.needed <= room) == bool(fitting)
 
 
@@ -78,6 +84,34 @@ def test_a_copy_of_the_samples_that_judge_lies_beside_every_wave_but_not_beside_
     assert plan_waves(plan, 1, 0).needed == 400
     assert plan_waves(plan, 2, 0).needed == 200 + 12
     assert plan_waves(plan, 10, 0).needed == 40 + 12
+
+
+@given(SIZES, st.integers(0, 25), st.integers(1, 8))
+def test_the_first_wave_has_a_sample_that_trains_wherever_there_is_one(
+    sizes: list[int], judging: int, count: int
+) -> None:
+    plan = plan_of(sizes, judging=judging)
+    found = plan_waves(plan, count, 10**9)
+    assert [name for wave in found.waves for name in wave] == [f"s{number}" for number in range(len(sizes))]
+    assert len(found.waves) == min(count, most_waves(plan))
+    training = dict(zip(found.waves[0], plan.training, strict=False))
+    assert any(training.values()) or not any(plan.training)
+
+
+def test_a_shard_that_only_judges_is_no_wave_of_its_own() -> None:
+    plan = plan_of([1, 1, 1, 1], judging=1)
+    assert plan.training == [0, 1, 1, 1]
+    assert plan_waves(plan, 9, 10**9).waves == [["s0", "s1"], ["s2"], ["s3"]]
+
+
+@pytest.mark.parametrize(("while_generating", "expected"), [(False, (1, 2)), (True, (1, 1))])
+def test_a_sample_trains_or_judges_with_two_tokens_of_its_reply(
+    while_generating: bool, expected: tuple[int, int]
+) -> None:
+    lengths = [(6, 9), (7, 9), (2, 4), (6, 8 + while_generating), (7, 20)]
+    shard = ShardLengths("s0", lengths, is_extracted=False, judging=2)
+    plan = BytePlan([shard], 8, ShardLayout((1, 2), 1, "m"), while_generating=while_generating)
+    assert (plan.judges, sum(plan.training)) == expected
 
 
 def test_samples_that_judge_count_with_what_is_extracted_of_them() -> None:
