@@ -138,6 +138,7 @@ def _judged(state: TrainingState) -> dict[str, Any]:
         "accuracy_by_position": judgement["accuracy_by_position"],
         "simulated_acceptance_by_position": judgement["acceptance_by_position"],
         "simulated_acceptance_length": judgement["acceptance_length"],
+        "simulated_acceptance_by_tokens": judgement["acceptance_by_tokens"],
     }
 
 

@@ -42,6 +42,8 @@ class Judgement:
     """How many rows judge the first proposal."""
     chance: float
     """Share of the most frequent label of these rows: what always proposing it would be right in."""
+    acceptance_by_tokens: tuple[float, ...]
+    """`[K]`: acceptance length of the walk with k + 1 tokens a draft, which starts again at other tokens."""
 
 
 def right_by_position(steps: list[Step], batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,12 +79,21 @@ def walk(right: Tensor, runs: Tensor) -> tuple[int, list[int]]:
     return drafts, counts
 
 
+def _walks(right: Tensor, runs: Tensor) -> Tensor:
+    """Drafts, then accepted tokens by position, of the walks of 1 .. K tokens a draft: int64 `[K, 1 + K]`."""
+    found = torch.zeros(right.shape[1], 1 + right.shape[1], dtype=torch.int64)
+    for k, row in enumerate(found, 1):
+        drafts, accepted = walk(right[:, :k], runs)
+        row[: k + 1] = torch.tensor([drafts, *accepted])
+    return found
+
+
 def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_decay: float) -> Judgement:
     """Judge the draft by its steps on held-out batches."""
     losses: list[float] = []
     right_total: Tensor | None = None
     there_total: Tensor | None = None
-    drafts, counts = 0, None
+    walked: Tensor | None = None
     labels: Counter[int] = Counter()
     for steps, batch in results:
         losses.append(sum(step_decay**k * float(step.mean.detach()) for k, step in enumerate(steps)))
@@ -90,19 +101,19 @@ def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_dec
         right_total = right.sum(0) if right_total is None else right_total + right.sum(0)
         there_total = there.sum(0) if there_total is None else there_total + there.sum(0)
         labels.update(batch.labels.tolist())
-        walked, accepted = walk(right, batch.runs)
-        drafts += walked
-        counts = accepted if counts is None else [a + b for a, b in zip(counts, accepted, strict=True)]
+        walks = _walks(right, batch.runs)
+        walked = walks if walked is None else walked + walks
     assert right_total is not None, "split_samples holds at least one sample out"
     assert there_total is not None
-    assert counts is not None
+    assert walked is not None
     accuracy = (right_total / there_total.clamp_min(1)).tolist()
-    acceptance = tuple(count / max(drafts, 1) for count in counts)
+    acceptance = [tuple(one / max(drafts, 1) for one in counts) for drafts, *counts in walked.tolist()]
     return Judgement(
         loss=sum(losses) / len(losses),
         accuracy_by_position=tuple(accuracy),
-        acceptance_by_position=acceptance,
-        acceptance_length=1 + sum(acceptance),
+        acceptance_by_position=acceptance[-1],
+        acceptance_length=1 + sum(acceptance[-1]),
         rows=labels.total(),
         chance=max(labels.values(), default=0) / max(labels.total(), 1),
+        acceptance_by_tokens=tuple(1 + sum(shares) for shares in acceptance),
     )

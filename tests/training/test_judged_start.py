@@ -47,7 +47,8 @@ def _judge(monkeypatch: pytest.MonkeyPatch, lengths: list[float], accuracy: floa
 
     def judgement(*_: Any, **__: Any) -> Judgement:
         length = next(left)
-        return Judgement(1.0, (accuracy, 0.5, 0.5), (length - 1, 0.0, 0.0), length, 1000, 0.1)
+        by_position, by_tokens = (length - 1, 0.0, 0.0), (length,) * 3
+        return Judgement(1.0, (accuracy, 0.5, 0.5), by_position, length, 1000, 0.1, by_tokens)
 
     monkeypatch.setattr(loop, "judge", judgement)
 
@@ -133,7 +134,7 @@ def test_a_new_draft_is_not_judged_before_it_is_trained(tmp_path: Path) -> None:
 def test_luck_may_put_a_base_draft_below_chance_and_few_rows_say_nothing(
     accuracy: float, rows: int, outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    judgement = Judgement(1.0, (accuracy, 0.0), (0.0, 0.0), 1.0, rows, 0.1)
+    judgement = Judgement(1.0, (accuracy, 0.0), (0.0, 0.0), 1.0, rows, 0.1, (1.0, 1.0))
     with pytest.raises(BadInput) if outcome == "refused" else nullcontext():
         require_above_chance(judgement)
     assert ("expected more than 10.0 %" in caplog.text) == (outcome == "warned")

@@ -1,10 +1,13 @@
 """The walk of serving: the example of the module, and what holds for every run."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3_pipeline.training.validation import walk
+from eagle3_pipeline.training.validation import judge, walk
 
 
 def test_the_walk_of_the_module_takes_three_drafts_of_three_accepted_tokens() -> None:
@@ -30,3 +33,17 @@ def test_accepted_tokens_and_drafts_together_cover_the_text(right: list[list[boo
 
 def test_a_draft_that_is_never_right_has_length_one() -> None:
     assert walk(torch.zeros(5, 3, dtype=torch.bool), torch.zeros(5, dtype=torch.int64)) == (5, [0, 0, 0])
+
+
+def test_fewer_tokens_a_draft_walk_from_other_tokens_and_not_the_first_positions_of_the_same_drafts() -> None:
+    right = torch.tensor([[1, 0], [0, 0], [1, 1], [1, 0], [0, 0], [0, 0]]).bool()  # the module's example
+    batch: Any = SimpleNamespace(labels=torch.arange(1, 7), runs=torch.zeros(6, dtype=torch.int64))
+    steps: list[Any] = []
+    for k in range(2):
+        rows = torch.arange(6 - k)
+        proposals = torch.where(right[rows, k], batch.labels[rows + k], 0)
+        steps.append(SimpleNamespace(rows=rows, proposals=proposals, mean=torch.tensor(1.0)))
+    judgement = judge([(steps, batch)], torch.arange(7), 0.8)
+    assert judgement.acceptance_length == 2.0
+    assert judgement.acceptance_by_tokens == (1.5, 2.0)  # with one token it stands at a, c, e and f
+    assert judgement.acceptance_by_position[0] == 2 / 3

@@ -25,6 +25,8 @@ def test_a_draft_is_trained_from_what_lies_on_the_disk_once(tmp_path: Path, tiny
     facts = manifest.facts
     assert facts["steps"] == facts["loss_curve"]["steps"][-1]
     assert facts["simulated_acceptance_length"] == 1 + sum(facts["simulated_acceptance_by_position"])
+    lengths = facts["simulated_acceptance_by_tokens"]
+    assert (len(lengths), lengths[-1]) == (3, facts["simulated_acceptance_length"])
     assert len(facts["accuracy_by_position"]) == 3
     assert facts["epochs"] == 2
     folder = lineage.draft_checkpoint().folder

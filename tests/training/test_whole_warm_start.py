@@ -30,7 +30,7 @@ def lineage(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_base_draft_that_is_worthless_here_ends_the_training_before_its_first_step(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worse = Judgement(9.0, (0.0,) * 3, (0.0,) * 3, 1.0, rows=1000, chance=0.1)
+    worse = Judgement(9.0, (0.0,) * 3, (0.0,) * 3, 1.0, 1000, 0.1, acceptance_by_tokens=(1.0,) * 3)
     monkeypatch.setattr(loop, "judge", lambda *_: worse)
     with pytest.raises(BadInput, match="of the held-out tokens rightly before its first step"):
         train_draft(lineage, nullcontext())
