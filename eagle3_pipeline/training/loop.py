@@ -192,6 +192,7 @@ class Training:
             indices = dict.fromkeys(found or samples)
             raise QualityError(explain_loss(self._source, indices, at, taken.loss, taken.norm))
         self._optimizer.step(rate_share(at.step, self.steps, self._plan.warmup_share))
+        self._optimizer.zero_grad()  # nothing of them is held while a judgement or the export takes memory
         stopping, due = group.sum([self._is_stopping(), is_due and group.is_first])
         return taken.loss, stopping > 0, due > 0
 

@@ -102,6 +102,12 @@ def test_the_newest_checkpoint_is_passed_over_with_a_warning_when_it_is_damaged(
     assert training.state.step == steps
 
 
+def test_no_gradient_is_held_after_a_step(tmp_path: Path) -> None:
+    training = _training(tmp_path)
+    training.run(stop=1)
+    assert all(one.grad is None for one in training._optimizer.parameters.values())
+
+
 def test_checkpoints_are_found_by_number_and_two_are_kept(tmp_path: Path) -> None:
     training = _training(tmp_path, checkpoint_every_s=0, epochs=3)
     training.run()
