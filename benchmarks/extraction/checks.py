@@ -27,9 +27,12 @@ from benchmarks.record import RESULTS, record, warn_of_changes
 from eagle3_pipeline.extraction.checks import reason_against
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.layer_table import LayerTable
-from eagle3_pipeline.extraction.meaning import Meaning
+from eagle3_pipeline.extraction.plan import PlannedSample, plan_shard
+from eagle3_pipeline.extraction.shard_meaning import ShardMeaning
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
+from eagle3_pipeline.samples.extracted_form import longest_sample
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
 from eagle3_pipeline.shards.reader import ShardReader
 
 CHECKS = ("values", "layers", "meaning")
@@ -52,21 +55,18 @@ class Costs:
         table = LayerTable(recipe.extraction.layers)
         for shard in recipe.shards:
             reader = ShardReader([self._lineage.hidden_state_shards(shard).folder])
-            generation = recipe.generation
-            meaning = Meaning(
-                self._head,
-                temperature=generation.temperature,
-                top_p=generation.top_p,
-                top_k=generation.top_k,
-                samples=len(reader),
-                seed=0,
-            )
+            meaning = ShardMeaning(self._head, self._planned(shard), recipe.generation, seed=0)
             for index, sample_id in enumerate(reader.sample_ids):
                 self._sample(sample_id, reader[index], table, meaning)
             self._timed("meaning", meaning.verdict)
 
+    def _planned(self, shard: str) -> list[PlannedSample]:
+        samples = iter_samples(self._lineage.synthetic_samples(shard).folder / SAMPLES_NAME)
+        truncated = self._lineage.recipe.generation.train_truncated
+        return plan_shard(samples, train_truncated=truncated, longest=longest_sample(self._lineage)).samples
+
     def _sample(
-        self, sample_id: str, sample: dict[str, torch.Tensor], table: LayerTable, meaning: Meaning
+        self, sample_id: str, sample: dict[str, torch.Tensor], table: LayerTable, meaning: ShardMeaning
     ) -> None:
         states, ids, mask = (sample[name] for name in ("hidden_states", "token_ids", "loss_mask"))
         wanted = ids.tolist()
