@@ -1,12 +1,20 @@
 """Is the draft served as training judged it? Simulated and served acceptance of the same conversations.
 
-Of each side only the positions that both have are compared; K of them give the length 1 + sum of the first K:
+The simulation ends with the reply. vLLM counts the tokens that it accepts before it cuts the step off at the
+reply's end (v1/core/sched/scheduler.py), so the served length is known as an interval; the shorter the
+replies, the wider. K = 3, a reply of 7 tokens whose first comes from the prompt:
 
-    simulated    0.50  0.30  0.10          length 1.90
-    served       0.49  0.30  0.10          length 1.89      ratio 0.995: they agree
+    tokens          . a b c d e f         both are right to the end and beyond
+    simulated         3+1     2           5 of 2 drafts: length 3.5
+    counted           3+1     3           6 of 2 drafts: length 4.0, with 2 tokens behind the end (one of
+                                          them the target's own): the length is from 3.0 to 4.0
 
-A proposal of a wrong function (norms, rope, layers) is a worse one, so a difference means that the server
-runs another draft, or another target, than training had.
+They agree where the simulated length is within 3 % of the interval. A proposal of a wrong function (norms,
+rope, layers) is a worse one, so a difference means that the server runs another draft, or another target,
+than training had.
+
+A walk of fewer tokens starts again at other tokens. So the server's number of tokens is compared with the
+simulation of exactly that number; of more tokens than training's steps there is none.
 """
 
 from collections.abc import Mapping
@@ -16,15 +24,14 @@ from eagle3_pipeline.evaluation.replay import Replay
 from eagle3_pipeline.recipe.settings import Evaluation
 
 TOLERANCE = 0.03
-"""Relative difference of the lengths up to which they agree."""
-# Tokens behind the end of replies are told from this share of the served length on.
-_TOLD_BEHIND_THE_END = 0.01
+"""Relative difference up to which the simulated length agrees with the nearer end of what is served."""
 
 
 def compare(replay: Replay | None, trained: Mapping[str, Any], settings: Evaluation) -> dict[str, Any]:
     """The facts on the agreement; `trained` are those of draft_checkpoint.
 
-    `simulation_agrees` and `simulation_ratio` (served / simulated length) are None where nothing was served.
+    `simulation_agrees` and `simulation_ratio` (served / simulated length) are None where nothing was served,
+    and where more tokens are served than were simulated.
     """
     facts: dict[str, Any] = {
         "simulated_acceptance_length": trained["simulated_acceptance_length"],
@@ -34,7 +41,7 @@ def compare(replay: Replay | None, trained: Mapping[str, Any], settings: Evaluat
     }
     if replay is None:
         return facts
-    facts["simulation"] = {
+    facts["simulation"] = found = {
         "judges": trained.get("judges"),
         "served": replay.served,
         "refused": replay.refused,
@@ -44,23 +51,33 @@ def compare(replay: Replay | None, trained: Mapping[str, Any], settings: Evaluat
     }
     if replay.acceptance is None:
         return facts
-    pairs = zip(
-        trained["simulated_acceptance_by_position"], replay.acceptance.acceptance_by_position, strict=False
-    )
-    simulated, served = map(list, zip(*pairs, strict=True))
-    ratio = (1 + sum(served)) / (1 + sum(simulated))
-    facts["simulation_agrees"] = abs(ratio - 1) <= TOLERANCE
-    facts["simulation_ratio"] = ratio
-    facts["simulation"] |= {
+    served, drafts = replay.acceptance.acceptance_length, replay.acceptance.drafts
+    at_least = served - replay.behind_the_end / drafts
+    found |= {
         "same_share": replay.same / replay.served,
-        "drafts": replay.acceptance.drafts,
+        "drafts": drafts,
         "behind_the_end": replay.behind_the_end,
-        "simulated_length": 1 + sum(simulated),
-        "served_length": 1 + sum(served),
-        "simulated_by_position": simulated,
-        "served_by_position": served,
+        "served_length": served,
+        "served_at_least": at_least,
+        "served_by_position": list(replay.acceptance.acceptance_by_position),
     }
+    found |= _simulated(trained, settings.speculative_tokens)
+    if (simulated := found["simulated_length"]) is not None:
+        facts["simulation_ratio"] = served / simulated
+        facts["simulation_agrees"] = (
+            at_least <= simulated * (1 + TOLERANCE) and simulated * (1 - TOLERANCE) <= served
+        )
     return facts
+
+
+def _simulated(trained: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """What training simulated for so many tokens a draft; its positions only for its own number of steps."""
+    by_position = trained["simulated_acceptance_by_position"]
+    if tokens == len(by_position):
+        length = trained["simulated_acceptance_length"]
+        return {"simulated_length": length, "simulated_by_position": by_position}
+    lengths = trained["simulated_acceptance_by_tokens"] if tokens < len(by_position) else []
+    return {"simulated_length": lengths[tokens - 1] if lengths else None, "simulated_by_position": []}
 
 
 def rows_of_comparison(report: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -68,16 +85,23 @@ def rows_of_comparison(report: Mapping[str, Any]) -> list[dict[str, str]]:
     if report["simulation_agrees"] is None:
         return []
     found = report["simulation"]
-    sides = {
-        side: [found[f"{side}_length"], *found[f"{side}_by_position"]] for side in ("simulated", "served")
+    served = [found["served_length"], *found["served_by_position"]]
+    simulated = [found["simulated_length"], *found["simulated_by_position"]]
+    simulated += [None] * (len(served) - len(simulated))
+    ratio = [one / other if other else None for one, other in zip(served, simulated, strict=True)]
+    names = ["length", *(f"pos {k}" for k in range(1, len(served)))]
+    rows = {"simulated": simulated, "served": served, "ratio": ratio}
+    cells = {
+        row: ["-" if value is None else f"{value:.3f}" for value in values] for row, values in rows.items()
     }
-    cells = {side: [f"{value:.3f}" for value in values] for side, values in sides.items()}
-    cells["ratio"] = [
-        f"{served / simulated:.3f}" if simulated else "-"
-        for simulated, served in zip(sides["simulated"], sides["served"], strict=True)
-    ]
-    names = ["length", *(f"pos {k}" for k in range(1, len(cells["ratio"])))]
-    return [{"acceptance": side, **dict(zip(names, values, strict=True))} for side, values in cells.items()]
+    cells["served"][0] = served_length(found)
+    return [{"acceptance": row, **dict(zip(names, values, strict=True))} for row, values in cells.items()]
+
+
+def served_length(found: Mapping[str, Any], digits: int = 3) -> str:
+    """The served length of a report's `simulation`, with both ends where they differ in so many digits."""
+    low, high = (f"{found[end]:.{digits}f}" for end in ("served_at_least", "served_length"))
+    return high if low == high else f"{low} to {high}"
 
 
 def explanation(report: Mapping[str, Any]) -> str:
@@ -85,14 +109,22 @@ def explanation(report: Mapping[str, Any]) -> str:
     found = report["simulation"]
     if found is None:
         return "Simulated and served acceptance are not compared: no conversation judged the draft."
-    if report["simulation_agrees"] is None:
+    if not found["served"]:
         return (
             f"Simulated and served acceptance are not compared: the server refused all {found['refused']} "
             "conversations that judged the draft. Raise server.evaluation.max_model_len."
         )
+    if report["simulation_agrees"] is None:
+        steps, tokens = found["test_time_steps"], found["speculative_tokens"]
+        return (
+            f"Simulated and served acceptance are not compared: the server proposes {tokens} tokens a draft, "
+            f"training simulated at most {steps}. On {found['served']} conversations that judged the draft "
+            f"there the served acceptance length is {served_length(found)}. To compare, set "
+            f"evaluation.speculative_tokens to at most {steps} or training.test_time_steps to {tokens}."
+        )
     text = (
         f"On {found['served']} conversations that judged the draft in training: acceptance length "
-        f"{found['simulated_length']:.3f} simulated, {found['served_length']:.3f} served over "
+        f"{found['simulated_length']:.3f} simulated, {served_length(found)} served over "
         f"{found['drafts']} drafts (ratio {report['simulation_ratio']:.3f}; {found['same_share']:.0%} of the "
         f"replies are the recorded ones). {_conditions(found)}"
     )
@@ -115,17 +147,15 @@ def _conditions(found: Mapping[str, Any]) -> str:
     steps, tokens = found["test_time_steps"], found["speculative_tokens"]
     if steps != tokens:
         notes.append(
-            f"Training simulates {steps} tokens a draft, the server proposes {tokens}: the first "
-            f"{min(steps, tokens)} positions are compared, and since the two walks stop at other tokens, a "
-            "small difference is no fault."
+            f"The server proposes {tokens} tokens a draft, training {steps}: compared with the simulation of "
+            f"{tokens}."
         )
     if found["refused"]:
         notes.append(f"{found['refused']} more are longer than the server's context: left out.")
-    behind = found["behind_the_end"]
-    if behind / found["drafts"] > _TOLD_BEHIND_THE_END * found["served_length"]:
+    if served_length(found) != f"{found['served_length']:.3f}":
         notes.append(
-            f"Up to {behind} of the tokens that the server accepted lie behind the end of a reply, where the "
-            "simulation stops."
+            f"Up to {found['behind_the_end']} of the tokens that the server accepted lie behind the end of a "
+            "reply, where the simulation stops: hence two ends."
         )
     judges = found["judges"]
     if judges is not None and judges != found["served"] + found["refused"]:

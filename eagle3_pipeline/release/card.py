@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from eagle3_pipeline.alternatives import chosen
+from eagle3_pipeline.evaluation.agreement import served_length
 from eagle3_pipeline.evaluation.report import report_markdown_table, verdict
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.prompts import PromptSource
@@ -92,7 +93,7 @@ def _conditions(report: dict[str, Any]) -> str:
     compared = report["simulation"]
     return (
         f"{text} On {compared['served']} conversations held out from training, answered greedily, the length "
-        f"was {compared['served_length']:.2f}; simulated in training: {compared['simulated_length']:.2f}."
+        f"was {served_length(compared, 2)}; simulated in training: {compared['simulated_length']:.2f}."
     )
 
 

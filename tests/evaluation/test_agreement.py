@@ -1,3 +1,4 @@
+import random
 from typing import Any
 
 import pytest
@@ -64,18 +65,77 @@ def test_a_difference_in_either_direction_is_told_with_both_numbers_and_the_way_
         assert cause in said
 
 
-@pytest.mark.parametrize(("shares", "accepted"), [((0.5, 0.3), (50, 30, 20)), ((0.5, 0.3, 0.2), (50, 30))])
-def test_only_positions_that_both_sides_have_are_compared(
-    shares: tuple[float, ...], accepted: tuple[int, ...]
-) -> None:
-    found = compare(served(*accepted), trained(*shares), settings(speculative_tokens=len(accepted)))
+def conversations(
+    tokens: int, right: float, *, proposed: int = 3, replies: int = 2000
+) -> tuple[list[float], Replay]:
+    """Replies of so many tokens, walked and served: the walk's acceptance by position, and the replay.
+
+    A proposal is right with the chance `right`, where the ones before it are.
+    """
+    chance = random.Random(0)
+    drafts, counted, walked = 0, [0] * proposed, [0] * proposed
+    for _ in range(replies):
+        left = tokens - 1  # the first comes from the prompt
+        while left > 0:
+            accepted = next((k for k in range(proposed) if chance.random() >= right), proposed)
+            drafts += 1
+            for position in range(accepted):
+                counted[position] += 1  # vLLM counts, and then cuts the step off
+                walked[position] += position < left
+            left -= accepted + 1
+    acceptance = AcceptanceCounts(drafts, proposed * drafts, sum(counted), tuple(counted))
+    replay = Replay(served=replies, refused=0, same=replies, tokens=tokens * replies, acceptance=acceptance)
+    return [count / drafts for count in walked], replay
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 64])
+def test_the_same_draft_agrees_however_short_the_replies_and_a_worse_one_does_not(tokens: int) -> None:
+    shares, same = conversations(tokens, 0.7)
+    found = compare(same, trained(*shares), settings())
     assert found["simulation_agrees"] is True
-    assert found["simulation"]["simulated_length"] == pytest.approx(1.8)
-    assert found["simulation"]["served_by_position"] == [0.5, 0.3]
-    assert found["simulated_acceptance_length"] == 1 + sum(shares)
+    assert found["simulation"]["served_at_least"] < 1 + sum(shares) < found["simulation"]["served_length"]
+    _, worse = conversations(tokens, 0.9 * 0.7)
+    assert compare(worse, trained(*shares), settings())["simulation_agrees"] is False
+    _, better = conversations(tokens, 0.9)
+    assert compare(better, trained(*shares), settings())["simulation_agrees"] is False
+
+
+def test_both_ends_of_what_is_served_are_told() -> None:
+    shares, same = conversations(8, 0.7)
+    found = compare(same, trained(*shares), settings())
+    numbers = found["simulation"]
+    ends = f"{numbers['served_at_least']:.3f} to {numbers['served_length']:.3f}"
+    assert rows_of_comparison(found)[1]["length"] == ends
+    assert f"{ends} served" in explanation(found)
+    assert f"Up to {numbers['behind_the_end']} of the tokens" in explanation(found)
+
+
+def test_fewer_served_tokens_are_compared_with_the_simulation_of_that_number() -> None:
+    lengths = {"simulated_acceptance_by_tokens": [1.5, 1.7, 1.9]}  # not the sums of the first positions
+    facts = trained(0.5, 0.3, 0.1, **lengths)
+    found = compare(served(45, 25), facts, settings(speculative_tokens=2))
+    assert found["simulation_agrees"] is True
+    assert found["simulation_ratio"] == pytest.approx(1)
+    assert found["simulated_acceptance_length"] == 1.9
+    assert "proposes 2 tokens a draft, training 3: compared with the simulation of 2" in explanation(found)
+    assert rows_of_comparison(found)[0] == {
+        "acceptance": "simulated",
+        "length": "1.700",
+        "pos 1": "-",
+        "pos 2": "-",
+    }
+    assert compare(served(50, 30), facts, settings(speculative_tokens=2))["simulation_agrees"] is False
+
+
+def test_more_served_tokens_than_were_simulated_are_not_compared_and_it_says_why() -> None:
+    found = compare(served(50, 30, 20), trained(0.5, 0.3), settings(speculative_tokens=3))
+    assert found["simulation_agrees"] is found["simulation_ratio"] is None
+    assert rows_of_comparison(found) == []
     said = explanation(found)
-    assert f"simulates {len(shares)} tokens a draft, the server proposes {len(accepted)}" in said
-    assert "the first 2 positions" in said
+    assert "proposes 3 tokens a draft, training simulated at most 2" in said
+    assert "length is 2.000" in said
+    assert "training.test_time_steps to 3" in said
+    assert "refused" not in said
 
 
 def test_a_report_with_sampling_says_that_the_comparison_is_greedy() -> None:
@@ -94,12 +154,10 @@ def test_conversations_that_one_side_lacks_are_told() -> None:
     assert "Training judged" not in explanation(whole)
 
 
-@pytest.mark.parametrize(("behind", "told"), [(1, False), (5, True)])
-def test_tokens_behind_the_end_are_told_where_they_could_matter(behind: int, told: bool) -> None:
-    replay = served(50, tokens=4 + 100 + 50 - behind)
-    found = compare(replay, trained(0.5), settings(speculative_tokens=1))
-    assert found["simulation"]["behind_the_end"] == behind
-    assert (f"Up to {behind} of the tokens" in explanation(found)) is told
+def test_tokens_behind_the_end_are_told_only_where_they_make_a_difference() -> None:
+    whole = compare(served(50), trained(0.5), settings(speculative_tokens=1))
+    assert "behind the end" not in explanation(whole)
+    assert rows_of_comparison(whole)[1]["length"] == "1.500"
 
 
 def test_nothing_served_is_neither_agreement_nor_disagreement() -> None:

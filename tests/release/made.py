@@ -49,6 +49,7 @@ REPORT: dict[str, Any] = _NUMBERS | {
         "behind_the_end": 0,
         "simulated_length": 1.6,
         "served_length": 1.59,
+        "served_at_least": 1.59,
         "simulated_by_position": [0.3, 0.2, 0.1],
         "served_by_position": [0.3, 0.2, 0.09],
     },

@@ -15,7 +15,7 @@ from eagle3_pipeline.recipe.models import Target
 from eagle3_pipeline.release import release as release_module
 from eagle3_pipeline.release.names import public_name, target_name, without_secrets_and_paths
 from eagle3_pipeline.release.release import release_draft
-from tests.release.made import TARGET_NAME, made_lineage, make_checkpoint, make_report
+from tests.release.made import REPORT, TARGET_NAME, made_lineage, make_checkpoint, make_report
 
 
 def ready(root: Path, **sections: Any) -> Lineage:
@@ -189,6 +189,14 @@ def test_the_card_says_what_it_is_how_to_serve_it_and_what_was_measured(tmp_path
     assert command == ["vllm", "serve", TARGET_NAME, "--speculative-config"]
     wanted = {"method": "eagle3", "model": "./tiny.cpu-eagle3", "num_speculative_tokens": 3}
     assert json.loads(speculation) == wanted
+
+
+def test_the_card_gives_both_ends_of_what_was_served_where_replies_are_short(tmp_path: Path) -> None:
+    lineage = made_lineage(tmp_path)
+    make_checkpoint(lineage)
+    make_report(lineage, simulation=REPORT["simulation"] | {"served_at_least": 1.47})
+    card = (Path(release_draft(lineage).facts["path"]) / "README.md").read_text()
+    assert "answered greedily, the length was 1.47 to 1.59; simulated in training: 1.60." in card
 
 
 def test_the_serve_line_of_the_facts_names_what_is_on_this_machine(tmp_path: Path) -> None:
