@@ -9,6 +9,7 @@ import pytest
 
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
+from tests.real.agreement import JUDGES, require_agreement
 from tests.recipes import tiny_recipe
 
 pytestmark = pytest.mark.real
@@ -20,7 +21,7 @@ def test_one_command_leads_from_prompts_to_a_draft_that_vllm_serves(tmp_path: Pa
     recipe = tiny_recipe(
         tmp_path,
         tiny_llama,
-        prompts={"count": 48, "per_shard": 24},
+        prompts={"count": 48, "per_shard": 24, "validation": JUDGES},
         training={"epochs": 12, "learning_rate": 3e-3},
     )
     done = subprocess.run(
@@ -37,6 +38,7 @@ def test_one_command_leads_from_prompts_to_a_draft_that_vllm_serves(tmp_path: Pa
     assert report["drafts"] > 0
     assert report["accepted_tokens"] > 0
     assert report["acceptance_length"] == pytest.approx(1 + sum(report["acceptance_by_position"]))
+    require_agreement(lineage.draft_checkpoint().require().facts, report)
     released = Path(lineage.released_draft().require().facts["path"])
     assert {"config.json", "model.safetensors", "README.md", "provenance.json", "SHA256SUMS"} <= {
         path.name for path in released.iterdir()

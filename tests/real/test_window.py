@@ -10,6 +10,7 @@ import pytest
 
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
+from tests.real.agreement import JUDGES, require_agreement
 from tests.recipes import tiny_recipe
 
 pytestmark = pytest.mark.real
@@ -22,7 +23,7 @@ def test_a_draft_with_a_window_is_served_as_its_simulation_says(tmp_path: Path, 
     recipe = tiny_recipe(
         tmp_path,
         tiny_llama,
-        prompts={"count": 48, "per_shard": 24},
+        prompts={"count": 48, "per_shard": 24, "validation": JUDGES},
         training={"epochs": 12, "learning_rate": 3e-3, "attention_window": _WINDOW, "norm_output": True},
     )
     done = subprocess.run(
@@ -40,4 +41,4 @@ def test_a_draft_with_a_window_is_served_as_its_simulation_says(tmp_path: Path, 
     assert (layer["layer_types"], layer["sliding_window"]) == (["sliding_attention"], _WINDOW)
     report = lineage.acceptance_report().require().facts
     assert report["accepted_tokens"] > 0
-    assert report["simulation_ratio"] == pytest.approx(1, abs=0.05)
+    require_agreement(lineage.draft_checkpoint().require().facts, report)

@@ -40,13 +40,15 @@ def _run(recipe: str, folder: Path) -> float:
 def _report(recipe: str, folder: Path) -> dict[str, Any]:
     lineage = Lineage(load_recipe(recipe, ROOT / "recipes"), folder / "data")
     keys = ("acceptance_length", "acceptance_by_position", "speedup", "drafts")
+    simulated = ("simulated_acceptance_length", "simulation_ratio", "simulation_agrees")
     facts = lineage.acceptance_report().require().facts
     training = lineage.draft_checkpoint().require().facts
     return {
         **{key: facts[key] for key in keys},
         "tokens_per_second_with": facts["tokens_per_second_with"],
         "tokens_per_second_without": facts["tokens_per_second_without"],
-        "simulated_acceptance_length": facts["simulated_acceptance_length"],
+        **{key: facts[key] for key in simulated},
+        "same_share": facts["simulation"]["same_share"],
         "sets": {name: {key: one[key] for key in keys} for name, one in facts["sets"].items()},
         "training_tokens_per_second": training["tokens"] / training["seconds"],
     }
