@@ -2,11 +2,11 @@
 
     python -m benchmarks.extraction.memory      10 minutes, and 6 GB of the disk for temporary files
 
-Samples have 100 to 400 tokens, 250 of them make a shard, a part has 16 MiB at most and 32 MiB may be on their
-way, so that even n samples fill each buffer many times, and the heap is as fragmented as it gets. Counted is
-what a process has to itself: resident, less the pages of files that it has mapped (those are the disk's cache,
-which goes when somebody wants the memory). Each number is the median of three runs; `ratio` is that of 4n
-samples to n.
+Samples have 100 to 400 tokens, 250 of them make a shard, a part has 16 MiB at most and 32 MiB may be on
+their way, so that even n samples fill each buffer many times, and the heap is as fragmented as it gets.
+Counted is what a process has to itself: resident, less the pages of files that it has mapped (those are the
+disk's cache, which goes when somebody wants the memory). Each number is the median of three runs; `ratio` is
+that of 4n samples to n.
 """
 
 import argparse
