@@ -26,7 +26,7 @@ class Vocabulary(Strict):
     """The draft's vocabulary: the tokens of the target that it may propose."""
 
     draft_tokens: PositiveInt = 32000
-    """Size of the draft's vocabulary: the most frequent tokens of the completions."""
+    """Size of the draft's vocabulary: the most frequent tokens of the completions, and special ones."""
 
 
 class EvaluationSet(Strict):
