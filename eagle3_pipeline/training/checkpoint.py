@@ -4,7 +4,7 @@
         step-00000120/         latest two, by step
             weights.safetensors      trained parameters, float32
             optimizer.safetensors    the optimizer's moments and step counts, float32
-            state.json               position, random states, fingerprint, checksums of the two
+            state.json               position, random states, fingerprint, checksums, one of itself
         step-00000240/
         best/                  weights.safetensors and state.json of the best validation so far
         .step-00000360.tmp/    being written; removed at the next start
@@ -41,6 +41,7 @@ _NAME = re.compile(r"step-(\d+)")
 WEIGHTS_NAME = "weights.safetensors"
 OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
+_SEALED = ("fingerprint", "progress", "checksums", "random")
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Checkpoints:
         """
         final = self._path(at.step)
         tensors = {WEIGHTS_NAME: weight_tensors(optimizer.parameters), OPTIMIZER_NAME: optimizer.tensors()}
-        self._write(final, tensors, at, {"random": random})
+        self._write(final, tensors, at, random)
         for old in [path for path in self._found() if _number(path) <= at.step][KEPT:]:
             shutil.rmtree(old)
         return final
@@ -114,7 +115,7 @@ class Checkpoints:
 
     def save_best(self, parameters: dict[str, torch.nn.Parameter], at: TrainingState) -> None:
         """Keep these weights as the best so far."""
-        self._write(self._folder / "best", {WEIGHTS_NAME: weight_tensors(parameters)}, at, {})
+        self._write(self._folder / "best", {WEIGHTS_NAME: weight_tensors(parameters)}, at, [])
 
     def load_best(self, parameters: dict[str, torch.nn.Parameter]) -> TrainingState:
         """Put the best weights into the model; raises DamagedFile."""
@@ -130,15 +131,16 @@ class Checkpoints:
     def resume(self, optimizer: Optimizer, rank: int = 0) -> TrainingState | None:
         """Go on from the newest sound checkpoint; others are named and passed over. None: start new.
 
-        `rank` is this process's place among those that train together.
-
-        Only what is damaged is set aside. Raises OSError where the disk does not let one be read: it may
-        the next time.
+        `rank` is this process's place among those that train together. Only what is damaged is set aside, by
+        the first one; others, which come after it, raise DamagedFile. Raises OSError where the disk does not
+        let one be read: it may the next time.
         """
         for path in self._found():
             try:
                 state = self._verified(path, (WEIGHTS_NAME, OPTIMIZER_NAME))
             except DamagedFile as error:
+                if rank:
+                    raise DamagedFile(f"{error}. The first process found it sound: start again") from error
                 logger.warning("checkpoint %s is passed over and set aside: %s", path.name, error)
                 self._set_aside(path)
                 continue
@@ -193,7 +195,7 @@ class Checkpoints:
         final: Path,
         tensors: dict[str, dict[str, torch.Tensor]],
         at: TrainingState,
-        more: dict[str, Any],
+        random: list[dict[str, Any]],
     ) -> None:
         size = sum(one.numel() * one.element_size() for group in tensors.values() for one in group.values())
         require_free_bytes(self._folder, size, f"checkpoint {final.name}", FULL_DISK)
@@ -204,8 +206,8 @@ class Checkpoints:
             for name, group in tensors.items():
                 write_tensors(group, partial / name)
                 checksums[name] = sha256_of_file(partial / name)
-            state = {"fingerprint": self._identity, "progress": asdict(at), "checksums": checksums, **more}
-            write_json(partial / STATE_NAME, state)
+            state = dict(zip(_SEALED, (self._identity, asdict(at), checksums, random), strict=True))
+            write_json(partial / STATE_NAME, {**state, "checksum": fingerprint(state)})
         except BaseException:
             shutil.rmtree(partial)
             raise
@@ -224,8 +226,9 @@ class Checkpoints:
         """The state of a checkpoint whose files are as they were written; raises DamagedFile and OSError."""
         try:
             state: dict[str, Any] = json.loads((path / STATE_NAME).read_text())
-            wanted = {name: str(state["checksums"][name]) for name in names}
-            found = {name: sha256_of_file(path / name) for name in names}
+            wanted = {name: str(state["checksums"][name]) for name in names} | {STATE_NAME: state["checksum"]}
+            found = {STATE_NAME: fingerprint({name: state[name] for name in _SEALED})}
+            found |= {name: sha256_of_file(path / name) for name in names}
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{path} is incomplete or no checkpoint ({error})") from error
         for name, checksum in found.items():

@@ -5,15 +5,16 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from eagle3_pipeline.durable_files import write_atomic
 from eagle3_pipeline.errors import Eagle3Error
-from eagle3_pipeline.training.events import MARK, Listener, describe, error_of, parse
+from eagle3_pipeline.training.events import JUDGEMENTS, MARK, Listener, describe, error_of, parse
 from eagle3_pipeline.training.plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -37,37 +38,46 @@ def run_process(plan: TrainingPlan, on_event: Listener = lambda event: None) -> 
     plan.write(folder / PLAN_NAME)
     failure: Eagle3Error | None = None
     facts: dict[str, Any] | None = None
-    for event in _events(plan, folder):
-        _record(folder / METRICS_NAME, event)
-        if (line := describe(event)) is not None:
-            logger.info("%s", line)
-            on_event(event)
-        if event[MARK] == "done":
-            facts = {name: value for name, value in event.items() if name != MARK}
-        elif event[MARK] == "failed":
-            failure = failure or error_of(event)  # others fail since the first one did
+    with (folder / LOG_NAME).open("ab") as log, _process(plan, folder, log) as process:
+        for event in _events(process, log):
+            _record(folder / METRICS_NAME, event)
+            if (line := describe(event)) is not None:
+                logger.info("%s", line)
+                on_event(event)
+            if event[MARK] == "done":
+                facts = {name: value for name, value in event.items() if name != MARK}
+            elif event[MARK] == "failed":
+                failure = failure or error_of(event)  # others fail since the first one did
     if failure is not None:
         raise failure
     if facts is None:
         lines = (folder / LOG_NAME).read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         tail = "\n".join(lines)
+        turn = f" of turn {plan.turn}" if plan.samples is not None else ""
         raise Eagle3Error(
-            f"the training process ended without a draft. The end of {folder / LOG_NAME}:\n{tail}\n"
-            "Start it again: it goes on at its last checkpoint."
+            f"the training process ended without a draft{turn}: it {_end(process.returncode)}. The end of "
+            f"{folder / LOG_NAME}:\n{tail}\nStart it again: it goes on at its last checkpoint."
         )
     return facts
 
 
-def _events(plan: TrainingPlan, folder: Path) -> Iterator[dict[str, Any]]:
-    with (folder / LOG_NAME).open("ab") as log, _process(plan, folder, log) as process:
-        assert process.stdout is not None
-        for raw in process.stdout:
-            event = parse(raw.decode(errors="replace"))
-            if event is None:
-                log.write(raw)
-                log.flush()
-            else:
-                yield event
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"exited with {code}"
+    name = "out of memory?" if code == -signal.SIGKILL else signal.strsignal(-code)
+    return f"was killed by signal {-code} ({name})"
+
+
+def _events(process: subprocess.Popen[bytes], log: BinaryIO) -> Iterator[dict[str, Any]]:
+    """What it tells; other text goes to the log."""
+    assert process.stdout is not None
+    for raw in process.stdout:
+        event = parse(raw.decode(errors="replace"))
+        if event is None:
+            log.write(raw)
+            log.flush()
+        else:
+            yield event
 
 
 @contextlib.contextmanager
@@ -128,13 +138,27 @@ def _environment(plan: TrainingPlan) -> dict[str, str]:
 
 
 def _record(path: Path, event: dict[str, Any]) -> None:
-    """Append a step or a judgement to the metrics; at a start, forget what came after the checkpoint."""
+    """Append a step or a judgement to the metrics; at a start, forget what came after the checkpoint.
+
+    Of judgements as many are kept as the checkpoint has: one of its own step may have come after it.
+    """
     if event[MARK] == "start":
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= event["step"]]
-        write_atomic(path, "".join(kept) if event["step"] else "")  # from the start on, all is told again
-    elif event[MARK] in ("step", "start_judged", "epoch"):
+        write_atomic(path, "".join(_up_to(event["step"], event["judged"], _lines(path))))
+    elif event[MARK] in ("step", *JUDGEMENTS):
         with path.open("a") as file:
             file.write(json.dumps(event) + "\n")
+
+
+def _up_to(step: int, judged: int, lines: Iterable[str]) -> Iterator[str]:
+    """Those of the steps up to `step`, and of the first `judged` judgements."""
+    for line in lines:
+        told = json.loads(line)
+        if told[MARK] in JUDGEMENTS:
+            judged -= 1
+            if judged >= 0:
+                yield line
+        elif told["step"] <= step:
+            yield line
 
 
 def loss_curve(metrics: Path) -> dict[str, list[float]]:

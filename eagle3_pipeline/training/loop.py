@@ -4,6 +4,7 @@ Of processes that train together all go through the same steps and states, each 
 first one writes, validates and tells; what it alone knows (a judgement, that a checkpoint is due) it shares.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -17,7 +18,7 @@ from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.training.batches import Batch, SampleSource, Split, fill
 from eagle3_pipeline.training.chance import require_above_chance
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
-from eagle3_pipeline.training.diagnosis import explain_loss
+from eagle3_pipeline.training.diagnosis import explain_judgement, explain_loss
 from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.forward import Step
 from eagle3_pipeline.training.group import Group
@@ -149,6 +150,7 @@ class Training:
             samples=len(split.training),
             rows=sum(split.rows[index] for index in split.training),
             held_out=len(split.validation),
+            judged=len(self.state.validation),
             without_supervision=split.without_supervision,
             device=(f"{self._group.size} x " if self._group.size > 1 else "") + self._device.type,
         )
@@ -190,6 +192,8 @@ class Training:
         if not taken.is_finite:
             found = [index for odd in group.gather(taken.odd) for index in odd]
             indices = dict.fromkeys(found or samples)
+            self._optimizer.zero_grad()
+            self.progress.save()  # nothing of this step has reached the weights
             raise QualityError(explain_loss(self._source, indices, at, taken.loss, taken.norm))
         self._optimizer.step(rate_share(at.step, self.steps, self._plan.warmup_share))
         self._optimizer.zero_grad()  # nothing of them is held while a judgement or the export takes memory
@@ -233,6 +237,9 @@ class Training:
                     if self._is_stopping():
                         raise _Stopping
                     batch = read.to(self._device)
-                    yield self._objective.steps(batch), batch
+                    steps = self._objective.steps(batch)
+                    if not math.isfinite(loss := float(torch.stack([step.loss for step in steps]).sum())):
+                        raise QualityError(explain_judgement(self._source, batch.indices, self.state, loss))
+                    yield steps, batch
 
         return judge(results(), self._targets, self._plan.step_decay)

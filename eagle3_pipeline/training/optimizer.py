@@ -40,6 +40,11 @@ def part_of(name: str) -> str:
     return _PARTS[name.split(".", 1)[0]]
 
 
+def is_for_muon(name: str, parameter: Tensor) -> bool:
+    """Whether Muon takes a trained parameter, where it is wanted: matrices, but not the head."""
+    return parameter.ndim == 2 and part_of(name) != "head"
+
+
 def freeze_parts(model: Any, rates: dict[str, float]) -> None:
     """Take the parts whose rate is 0 out of the training."""
     for name, one in trained_parameters(model).items():
@@ -56,7 +61,8 @@ class Optimizer:
         self._plan = plan
         # Never saved: a training that goes on makes its start again from the seed or the base draft.
         self._start = {name: one.detach().clone() for name, one in parameters.items() if plan.pull_to_start}
-        orthogonal = {name for name in parameters if plan.optimizer == "muon" and self._is_for_muon(name)}
+        is_muon = plan.optimizer == "muon"
+        orthogonal = {name for name, one in parameters.items() if is_muon and is_for_muon(name, one)}
         settings: dict[str, Any] = {"lr": plan.learning_rate, "weight_decay": plan.weight_decay}
         self._optimizers: list[torch.optim.Optimizer] = []
         if groups := self._groups(name for name in parameters if name not in orthogonal):
@@ -64,9 +70,6 @@ class Optimizer:
         if groups := self._groups(name for name in parameters if name in orthogonal):
             # Scaled so that an update is as large as one of AdamW: both take the same rates.
             self._optimizers.append(torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw", **settings))
-
-    def _is_for_muon(self, name: str) -> bool:
-        return self.parameters[name].ndim == 2 and part_of(name) != "head"
 
     def _groups(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Parameters by part."""
@@ -109,19 +112,25 @@ class Optimizer:
             one.lerp_(self._start[name], weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state by parameter, float32 on the CPU: `<name>.exp_avg`, `<name>.momentum_buffer`, ..."""
+        """The state by parameter, float32 on the CPU: `<name>.exp_avg`, `<name>.momentum_buffer`, ...
+
+        On the CPU they are no copies: the next step changes them.
+        """
         return {
-            f"{name}.{key}": torch.as_tensor(value).detach().float().cpu().contiguous().clone()
+            f"{name}.{key}": torch.as_tensor(value).detach().float().cpu().contiguous()
             for name, parameter in self.parameters.items()
             for key, value in self._state_of(parameter).items()
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take the state that `tensors` gave. A fused AdamW has its step counts beside the parameters."""
+        """Take a copy of the state that `tensors` gave: tensors of a file hold on to it as long as they live.
+
+        A fused AdamW has its step counts beside the parameters.
+        """
         for full_name, value in tensors.items():
             name, key = full_name.rsplit(".", 1)
             parameter = self.parameters[name]
-            self._state_of(parameter)[key] = value.to(parameter.device)
+            self._state_of(parameter)[key] = value.to(parameter.device, copy=True)
 
     def _state_of(self, parameter: Parameter) -> dict[str, Any]:
         """Its state, in the optimizer that has it; empty before the first step."""

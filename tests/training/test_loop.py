@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from eagle3_pipeline.errors import DamagedFile, QualityError
+from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.tensor_file import write_tensors
 from eagle3_pipeline.training import checkpoint
 from eagle3_pipeline.training.checkpoint import Checkpoints
 from eagle3_pipeline.training.loop import Training
+from eagle3_pipeline.training.memory import planned_sizes, require_memory
 from eagle3_pipeline.training.schedule import make_schedule, rate_share
 from tests.training.tiny import Memory, draft, memory, plan, split
 
@@ -157,8 +159,9 @@ def test_a_checkpoint_of_another_version_of_the_code_is_passed_over_and_stays(
     _training(tmp_path, checkpoint_every_s=0).run(stop=3)
     path = tmp_path / "step-00000002" / "state.json"
     state = json.loads(path.read_text())
+    del state["checksum"]
     state["progress"]["of_a_later_release"] = 1
-    path.write_text(json.dumps(state))
+    path.write_text(json.dumps({**state, "checksum": fingerprint(state)}))
     training = _training(tmp_path, checkpoint_every_s=0)
     assert training.state.step == 1
     assert "step-00000002 is passed over" in caplog.text
@@ -245,6 +248,67 @@ def test_a_loss_that_is_no_number_stops_the_run_with_sample_and_step(tmp_path: P
     name = source.name(split(source).training[2])
     with pytest.raises(QualityError, match=rf"loss nan at step \d+ .*not finite in {name}"):
         _training(tmp_path, source=source).run()
+
+
+def test_the_weights_before_a_loss_that_is_no_number_are_kept(
+    tmp_path: Path, whole: tuple[dict[str, torch.Tensor], int]
+) -> None:
+    source = memory(_SIZES)
+    schedule = _training(tmp_path / "planned")._schedule
+    bad = schedule.epochs[0][2][0][0]  # of the third step
+    source.samples[bad]["hidden_states"][3, 1, 0] = torch.nan
+    straight = _training(tmp_path / "straight")
+    straight.run(stop=2)
+    folder = tmp_path / "kept"
+    for _ in range(2):  # started again it ends there again, with the same checkpoint
+        with pytest.raises(QualityError, match=r"at step 3 .*of step 2; .*shard again: .*trains anew"):
+            _training(folder, source=source).run()
+        assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    kept = _training(folder)
+    assert kept.state.batch == 2
+    assert all(torch.equal(one, _weights(straight)[name]) for name, one in _weights(kept).items())
+    kept.run()  # mended, it goes on
+    assert all(torch.equal(one, whole[0][name]) for name, one in _weights(kept).items())
+
+
+def test_a_first_step_whose_loss_is_no_number_leaves_the_start(tmp_path: Path) -> None:
+    source = memory(_SIZES)
+    for one in source.samples:
+        one["hidden_states"][3, 1, 0] = torch.nan
+    with pytest.raises(QualityError, match=r"at step 1 .*of step 0"):
+        _training(tmp_path, source=source).run()
+    again = _training(tmp_path)
+    again.run(stop=1)
+    assert again.state.step == 1
+
+
+@pytest.mark.parametrize("base_draft", [None, "the-draft"])
+def test_a_judgement_that_is_no_number_ends_the_run_with_the_samples(
+    tmp_path: Path, base_draft: str | None
+) -> None:
+    source = memory(_SIZES)
+    judge = split(source).validation[-1]
+    source.samples[judge]["hidden_states"][3, 1, 0] = torch.nan
+    name = source.name(judge)
+    events: list[dict[str, Any]] = []
+    training = _training(tmp_path, events, source, base_draft=base_draft)
+    with pytest.raises(
+        QualityError,
+        match=rf"loss nan of the held-out samples .*not finite in {name}. Make their shard again",
+    ):
+        training.run()
+    assert not training.state.validation
+    assert [event["event"] for event in events] == (["start"] if base_draft else ["start", "step"])
+
+
+def test_a_turn_without_batches_is_judged_and_ends(tmp_path: Path) -> None:
+    source = memory(_SIZES)
+    training = _training(tmp_path, is_there=split(source).validation.__contains__)
+    sizes = planned_sizes(source, training._schedule)
+    assert require_memory(draft(), plan(tmp_path), sizes, torch.device("cpu")) is None
+    training.run()
+    assert training.is_done
+    assert len(training.state.validation) == 2
 
 
 def test_the_best_epoch_is_what_is_finished_with_not_the_last(tmp_path: Path) -> None:

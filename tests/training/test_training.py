@@ -25,7 +25,7 @@ from tests.training.world import in_this_process, make_lineage, write_states
 _PYTHON = sys.executable
 _START = {
     "event": "start", "step": 0, "steps": 20, "epochs": 2, "parameters": 7, "samples": 5, "rows": 90,
-    "held_out": 1, "without_supervision": 0, "device": "cpu",
+    "held_out": 1, "judged": 0, "without_supervision": 0, "device": "cpu",
 }  # fmt: skip
 _STEP = {
     "event": "step", "step": 10, "steps": 20, "epoch": 0, "epochs": 2, "loss": 3.5,
