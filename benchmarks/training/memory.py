@@ -113,7 +113,7 @@ def _compute(plan: TrainingPlan) -> tuple[dict[str, int], int]:
         steps=plan.test_time_steps,
         loss=plan.loss,
         optimizer=plan.optimizer,
-        gradients_stay=plan.accumulation > 1,
+        accumulation=plan.accumulation,
         longest=len(mask) - 1,
     )
     embedding = model.embed_tokens.weight

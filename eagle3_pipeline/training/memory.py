@@ -3,12 +3,13 @@
     weights      float32, as they are trained (the head too where it is not)
     frozen       the target's embedding, final norm and its head's rows of the draft's tokens
     optimizer    float32: two moments for AdamW, one for what Muon takes, and the start that is pulled to
-    gradients    float32
+    buckets      float32, of several processes: torch sums gradients in them, and keeps them
+    gradients    float32, beside the buckets where a process has several batches to a step
     batches      those that are read ahead, and the one under way
     activations  what a pass keeps for its backward, and what the backward makes: in the pass's dtype
 
 Gradients come into being while activations go, so one pass holds the larger of both, unless gradients stay
-(several batches to a step, or several processes).
+for the next batch of the step. Buckets stay always.
 """
 
 import logging
@@ -26,6 +27,7 @@ from eagle3_pipeline.training.batches import SampleSource, supervised_rows
 from eagle3_pipeline.training.draft import FROZEN, trained_parameters
 from eagle3_pipeline.training.flash_cpu import PIECE
 from eagle3_pipeline.training.loss import block_bytes
+from eagle3_pipeline.training.optimizer import is_for_muon
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.reading import AHEAD
 from eagle3_pipeline.training.schedule import Schedule
@@ -45,6 +47,7 @@ class MemoryPlan:
     weights: int
     frozen: int
     optimizer: int
+    buckets: int
     gradients: int
     batches: int
     activations: int
@@ -53,7 +56,7 @@ class MemoryPlan:
     @property
     def lasting(self) -> int:
         """What is there between steps."""
-        return self.weights + self.frozen + self.optimizer + self.batches
+        return self.weights + self.frozen + self.optimizer + self.buckets + self.batches
 
     @property
     def total(self) -> int:
@@ -64,8 +67,8 @@ class MemoryPlan:
 
     def in_words(self) -> str:
         """The parts, for a log."""
-        names = ("weights", "frozen", "optimizer", "gradients", "batches", "activations")
-        return ", ".join(f"{name} {gib(getattr(self, name))}" for name in names)
+        names = ("weights", "frozen", "optimizer", "buckets", "gradients", "batches", "activations")
+        return ", ".join(f"{name} {gib(size)}" for name in names if (size := getattr(self, name)))
 
 
 def expected_bytes(
@@ -77,13 +80,16 @@ def expected_bytes(
     loss: str = "kl_div",
     optimizer: str = "adamw",
     pulled: bool = False,
-    gradients_stay: bool = False,
+    accumulation: int = 1,
+    processes: int = 1,
     longest: int | None = None,
     device: str = "cpu",
 ) -> MemoryPlan:
-    """Bytes of a step over batches of at most `rows` rows, all of them supervised unless it is said.
+    """Bytes of one process's part of a step, of batches of at most `rows` rows, all of them supervised unless
+    it is said.
 
-    The longest sample has `longest` rows, all `rows` unless it is said. `model` may be on the meta device;
+    `accumulation` is how many batches a process goes through. The longest sample has `longest` rows, all
+    `rows` unless it is said. `model` may be on the meta device;
     `device` is the kind that trains: "cpu" or "cuda". Activations are those of a pass in bfloat16.
     """
     ahead, longest = AHEAD, rows if longest is None else longest
@@ -92,9 +98,7 @@ def expected_bytes(
     trained = trained_parameters(model)
     count = sum(one.numel() for one in trained.values())
     orthogonal = sum(
-        one.numel()
-        for name, one in trained.items()
-        if optimizer == "muon" and one.ndim == 2 and name != "lm_head.weight"
+        one.numel() for name, one in trained.items() if optimizer == "muon" and is_for_muon(name, one)
     )
     named = dict(model.named_parameters())
     frozen = sum(_bytes(one) for name, one in named.items() if name in FROZEN)
@@ -104,12 +108,13 @@ def expected_bytes(
         weights=sum(_bytes(one) for name, one in named.items() if name not in FROZEN),
         frozen=frozen,
         optimizer=4 * (2 * count - orthogonal + (count if pulled else 0)),
-        gradients=4 * count,
+        buckets=4 * count if processes > 1 else 0,
+        gradients=4 * count if processes == 1 or accumulation > 1 else 0,
         batches=(1 + ahead) * shape.batch(rows, queries),
         activations=shape.pass_(rows, queries, steps, loss)
         + shape.scores(longest)
         + block_bytes(queries * shape.tokens, device),
-        gradients_stay=gradients_stay,
+        gradients_stay=accumulation > 1,
     )
 
 
@@ -194,17 +199,20 @@ def planned_sizes(source: SampleSource, schedule: Schedule) -> set[Size]:
     }
 
 
-def require_memory(model: Any, plan: TrainingPlan, sizes: Iterable[Size], device: torch.device) -> MemoryPlan:
+def require_memory(
+    model: Any, plan: TrainingPlan, sizes: Iterable[Size], device: torch.device
+) -> MemoryPlan | None:
     """Log what a step of the plan holds, and raise NotEnoughMemory where the device has less.
 
-    `sizes` are those of all batches; the model is built and still on the CPU.
+    `sizes` are those of all batches; the model is built and still on the CPU. None where there is no batch.
     """
     shape = _Shape(model)
 
     def activations(one: Size) -> int:
         return shape.pass_(one.rows, one.supervised, plan.test_time_steps, plan.loss)
 
-    largest = max(sizes, key=activations)
+    if (largest := max(sizes, key=activations, default=None)) is None:
+        return None
     parts = plan.accumulation * plan.processes
     wanted = expected_bytes(
         model,
@@ -214,13 +222,15 @@ def require_memory(model: Any, plan: TrainingPlan, sizes: Iterable[Size], device
         loss=plan.loss,
         optimizer=plan.optimizer,
         pulled=plan.pull_to_start > 0,
-        gradients_stay=parts > 1,
+        accumulation=plan.accumulation,
+        processes=plan.processes,
         longest=largest.longest,
         device=device.type,
     )
     free = free_bytes(device)
     if device.type == "cpu":
-        free = (free + wanted.weights + wanted.frozen) // plan.processes  # the model is there already
+        # Each process has its model already; what is left is for all.
+        free = free // plan.processes + wanted.weights + wanted.frozen
     batch = f"{largest.rows} rows, {largest.supervised} of them supervised"
     logger.info(
         "a step holds up to %s in a batch of %s (%s); the %s has %s free",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from eagle3_pipeline.durable_files import full_disk_named
-from eagle3_pipeline.errors import Busy
+from eagle3_pipeline.errors import Busy, NotEnoughMemory
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
 from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, of_prompts, split_samples
@@ -52,12 +52,12 @@ def run_plan(plan: TrainingPlan) -> bool:
     """Train the turn to its end; the last one writes draft/. The last event carries the facts.
 
     Each of the processes that train together calls it. Asked to end by SIGTERM it leaves a checkpoint and
-    returns False.
+    returns False. Raises NotEnoughMemory where a GPU's memory ends all the same.
     """
     folder = Path(plan.folder)
     with full_disk_named(folder, FULL_DISK), join(plan.processes, bool(plan.devices)) as group:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(folder) if group.is_first else nullcontext():
+        with _full_memory_named(plan), _alone_in(folder) if group.is_first else nullcontext():
             return _train(plan, folder, group)
 
 
@@ -93,6 +93,20 @@ def _train(plan: TrainingPlan, folder: Path, group: Group) -> bool:
         }
         emit("done", **facts, **_finish(plan, training, model, schedule))
     return True
+
+
+@contextmanager
+def _full_memory_named(plan: TrainingPlan) -> Iterator[None]:
+    """What was computed beforehand knows nothing of others on the GPU, or of gaps between tensors."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NotEnoughMemory(
+            f"the memory of the GPU ended, though what a step holds fitted when it was computed: {error}. "
+            "Look for other processes on the GPU (nvidia-smi). Or lower training.tokens_per_step (now "
+            f"{plan.tokens_per_step}), or raise training.accumulation (now {plan.accumulation}): its batches "
+            "are smaller."
+        ) from error
 
 
 def _say_nothing(kind: str, **values: Any) -> None:

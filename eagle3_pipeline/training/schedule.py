@@ -13,6 +13,7 @@ than planned, never more: with one sample fewer, filling batches in the same ord
 or before. The next epoch then begins where it was planned to begin.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from itertools import accumulate
 
 from eagle3_pipeline.training.batches import Split, plan_epoch
 from eagle3_pipeline.training.plan import TrainingPlan
+
+logger = logging.getLogger(__name__)
+
+# Rows of a step in the mean, as a share of training.tokens_per_step, at which rates are still what they say.
+_RIGHT_SHARE = (0.5, 1.5)
 
 Batch = tuple[int, ...]
 """Samples that are packed together, as the source counts them."""
@@ -78,7 +84,21 @@ def make_schedule(plan: TrainingPlan, split: Split, is_there: Callable[[int], bo
     mine = range(plan.turn * per_turn, (plan.turn + 1) * per_turn)
     epochs = {epoch: steps(epoch, is_there) for epoch in mine}
     validation = tuple(filter(is_there, split.validation))
+    taken = sum(split.rows[index] for index in split.training) * plan.passes * per_turn
+    _warn_of_rows(taken / sum(counts), plan, batch_rows)
     return Schedule(epochs, validation, tuple(accumulate(counts, initial=0)), batch_rows)
+
+
+def _warn_of_rows(mean: float, plan: TrainingPlan, batch_rows: int) -> None:
+    low, high = (share * plan.tokens_per_step for share in _RIGHT_SHARE)
+    if not low <= mean <= high:
+        logger.warning(
+            "a step has %.0f rows in the mean, expected about training.tokens_per_step = %d: a batch is of "
+            "%d rows, a sample is never cut, and the last step of an epoch has what is left. Learning rates "
+            "are for steps of that size: lower training.accumulation, or set training.tokens_per_step to "
+            "what steps have",
+            *(mean, plan.tokens_per_step, batch_rows),
+        )
 
 
 def rate_share(step: int, steps: int, warmup_share: float) -> float:

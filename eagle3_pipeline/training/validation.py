@@ -24,6 +24,7 @@ from torch import Tensor
 
 from eagle3_pipeline.training.batches import Batch
 from eagle3_pipeline.training.forward import Step
+from eagle3_pipeline.training.loss import REDUCTION_EPSILON
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Judgement:
     """Validation of one state of the draft; K = test-time steps."""
 
     loss: float
-    """Decayed sum over steps, as in training; mean over batches."""
+    """Decayed sum of the steps' means over all rows, as in training."""
     accuracy_by_position: tuple[float, ...]
     """`[K]`: share of all supervised rows whose k-th proposal is right, given the text before."""
     acceptance_by_position: tuple[float, ...]
@@ -90,13 +91,14 @@ def _walks(right: Tensor, runs: Tensor) -> Tensor:
 
 def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_decay: float) -> Judgement:
     """Judge the draft by its steps on held-out batches."""
-    losses: list[float] = []
+    sums: Tensor | None = None
     right_total: Tensor | None = None
     there_total: Tensor | None = None
     walked: Tensor | None = None
     labels: Counter[int] = Counter()
     for steps, batch in results:
-        losses.append(sum(step_decay**k * float(step.mean.detach()) for k, step in enumerate(steps)))
+        losses = torch.stack([step.loss.detach() for step in steps]).double().cpu()
+        sums = losses if sums is None else sums + losses
         right, there = right_by_position(steps, batch, targets)
         right_total = right.sum(0) if right_total is None else right_total + right.sum(0)
         there_total = there.sum(0) if there_total is None else there_total + there.sum(0)
@@ -104,12 +106,14 @@ def judge(results: Iterable[tuple[list[Step], Batch]], targets: Tensor, step_dec
         walks = _walks(right, batch.runs)
         walked = walks if walked is None else walked + walks
     assert right_total is not None, "split_samples holds at least one sample out"
+    assert sums is not None
     assert there_total is not None
     assert walked is not None
+    means = (sums / (there_total + REDUCTION_EPSILON)).tolist()
     accuracy = (right_total / there_total.clamp_min(1)).tolist()
     acceptance = [tuple(one / max(drafts, 1) for one in counts) for drafts, *counts in walked.tolist()]
     return Judgement(
-        loss=sum(losses) / len(losses),
+        loss=sum(step_decay**k * mean for k, mean in enumerate(means)),
         accuracy_by_position=tuple(accuracy),
         acceptance_by_position=acceptance[-1],
         acceptance_length=1 + sum(acceptance[-1]),

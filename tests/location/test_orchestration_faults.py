@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -29,6 +30,8 @@ from eagle3_pipeline.serving.lease import holders
 from eagle3_pipeline.serving.process import find_family
 from eagle3_pipeline.serving.record import all_records
 from eagle3_pipeline.serving.server import stop_servers
+from eagle3_pipeline.training.child import run_process
+from eagle3_pipeline.training.plan import TrainingPlan
 from tests.fakes.faults import write_control
 from tests.recipes import tiny_recipe
 from tests.serving.observe import wait_for
@@ -265,7 +268,7 @@ def test_a_cancelled_generation_leaves_its_server_alone_and_what_was_answered_an
     assert _partitions(instance, definitions) == ["MATERIALIZED"] * 3
 
 
-def test_a_cancelled_training_ends_its_process_and_goes_on_from_its_checkpoint(
+def test_a_cancelled_training_ends_its_process_and_goes_on_to_the_bits_of_one_that_was_not(
     load, instance, tmp_path, tiny_llama, caplog
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, training={"epochs": 20}, run={"shards": 1})
@@ -281,6 +284,12 @@ def test_a_cancelled_training_ends_its_process_and_goes_on_from_its_checkpoint(
         assert _run(definitions, instance, "draft_checkpoint", shards=(SHARDS[0], SHARDS[0])).success
     assert any("resumed at step" in message for message in caplog.messages)
     assert lineage.draft_checkpoint().require().facts["epochs"] == 20
+
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    run_process(replace(TrainingPlan.read(folder / "plan.json"), folder=str(straight)))
+    drafts = [(one / "draft" / "model.safetensors").read_bytes() for one in (folder, straight)]
+    assert drafts[0] == drafts[1]
 
 
 def test_a_server_that_is_killed_in_the_middle_is_followed_by_another_within_the_run(

@@ -11,8 +11,15 @@ from speculators.models.eagle3 import Eagle3DraftModel
 from eagle3_pipeline.errors import NotEnoughMemory
 from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training import memory as module
+from eagle3_pipeline.training import process
 from eagle3_pipeline.training.batches import pack
-from eagle3_pipeline.training.draft import FROZEN, layer_config, new_norms, speculator_config
+from eagle3_pipeline.training.draft import (
+    FROZEN,
+    layer_config,
+    new_norms,
+    speculator_config,
+    trained_parameters,
+)
 from eagle3_pipeline.training.forward import train_forward
 from eagle3_pipeline.training.loss import block_bytes
 from eagle3_pipeline.training.memory import (
@@ -23,6 +30,7 @@ from eagle3_pipeline.training.memory import (
     planned_sizes,
     require_memory,
 )
+from eagle3_pipeline.training.optimizer import Optimizer
 from eagle3_pipeline.training.schedule import Schedule, StepBatches
 from tests.training.tiny import draft, memory, plan
 
@@ -127,12 +135,51 @@ def test_what_a_pass_keeps_is_computed_within_a_tenth(loss: str, steps: int) -> 
 def test_parts_and_gradients_that_stay_add_up() -> None:
     model = draft()
     once = expected_bytes(model, rows=100, steps=3)
-    stays = expected_bytes(model, rows=100, steps=3, gradients_stay=True)
+    stays = expected_bytes(model, rows=100, steps=3, accumulation=2)
     assert once.total == once.lasting + max(once.gradients, once.activations)
     assert stays.total == once.lasting + once.gradients + once.activations
     assert expected_bytes(model, rows=100, steps=3, pulled=True).optimizer == 1.5 * once.optimizer
     assert expected_bytes(model, rows=100, steps=3, optimizer="muon").optimizer < once.optimizer
     assert expected_bytes(model, rows=50, steps=3).activations < once.activations
+
+
+def test_several_processes_keep_gradients_in_buckets_and_those_of_earlier_batches_beside_them() -> None:
+    model = draft()
+    alone = expected_bytes(model, rows=100, steps=3)
+    pair = expected_bytes(model, rows=100, steps=3, processes=2)
+    accumulating = expected_bytes(model, rows=100, steps=3, processes=2, accumulation=2)
+    assert pair.lasting == accumulating.lasting == alone.lasting + alone.gradients
+    assert pair.total == pair.lasting + pair.activations
+    assert accumulating.total == pair.total + alone.gradients
+    assert "buckets" in pair.in_words()
+    assert "buckets" not in alone.in_words()
+
+
+def test_processes_on_one_machine_share_what_is_left_beside_their_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = draft()
+    wanted = expected_bytes(model, rows=100, steps=3, processes=3)
+    left = 3 * (wanted.total - wanted.weights - wanted.frozen)
+    monkeypatch.setattr(module, "free_bytes", lambda device: left)
+    assert require_memory(model, plan(tmp_path, processes=3), [Size(100, 100, 100)], _CPU) == wanted
+    left -= 3
+    with pytest.raises(NotEnoughMemory):
+        require_memory(model, plan(tmp_path, processes=3), [Size(100, 100, 100)], _CPU)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_state_of_the_optimizer_is_as_large_as_it_is_computed(tmp_path: Path, kind: str) -> None:
+    model = draft()
+    parameters = trained_parameters(model)
+    optimizer = Optimizer(parameters, plan(tmp_path, optimizer=kind))
+    for one in parameters.values():
+        one.grad = torch.ones_like(one)
+    optimizer.step(1.0)
+    state = [one for one in optimizer.tensors().values() if one.ndim]  # without counts of steps
+    assert expected_bytes(model, rows=9, steps=3, optimizer=kind).optimizer == 4 * sum(
+        map(torch.numel, state)
+    )
 
 
 def test_only_rows_that_are_supervised_take_logits_and_a_block_is_counted_by_device() -> None:
@@ -185,6 +232,19 @@ def test_a_step_that_fits_is_logged_with_its_parts(tmp_path: Path, caplog: pytes
     assert wanted.total < free_bytes(_CPU)
     assert "a step holds up to" in caplog.text
     assert "batch of 30 rows" in caplog.text
+
+
+def test_memory_that_ends_in_a_step_all_the_same_is_told_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(process, "_train", ends)
+    with pytest.raises(
+        NotEnoughMemory, match=r"2\.00 GiB.*tokens_per_step \(now 40\).*training\.accumulation \(now 2\)"
+    ):
+        process.run_plan(plan(tmp_path, accumulation=2))
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,23 @@ def test_samples_that_judge_are_in_no_wave_and_the_others_stay_in_theirs() -> No
 def test_waves_in_which_nothing_judges_are_refused() -> None:
     with pytest.raises(MissingInput, match="of 10 samples with a token to learn from 0 judge and 10 train"):
         hold_out([[0], list(range(1, 10))], dict.fromkeys(range(10), 9), 1, {11})
+
+
+@pytest.mark.parametrize(
+    ("size", "accumulation", "told"), [(9, 4, None), (15, 4, None), (16, 4, 64), (30, 2, None), (31, 2, 62)]
+)
+def test_steps_of_other_sizes_than_the_recipe_says_are_told_with_their_rows(
+    size: int, accumulation: int, told: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = _split([[size] * 24, [size] * 24])
+    one = plan(None, accumulation=accumulation)  # type: ignore[arg-type]
+    make_schedule(one, split, lambda _: True)
+    found = [message for message in caplog.messages if "rows in the mean" in message]
+    assert len(found) == (told is not None)
+    for message in found:
+        assert f"{told} rows in the mean, expected about training.tokens_per_step = 40" in message
+
+
+def test_few_samples_for_a_step_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    make_schedule(plan(None), _split([[4, 5, 6]]), lambda _: True)  # type: ignore[arg-type]
+    assert "a step has 15 rows in the mean" in caplog.text

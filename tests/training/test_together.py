@@ -1,14 +1,16 @@
 """Batches of a step, dealt out to processes or one after the other: the same step, also after a stop."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.training.tiny import memory, split
-from tests.training.together import PER_STEP, SIZES, stop_server, train, weights_of
+from tests.training.together import PER_STEP, SIZES, gradients, stop_server, train, weights_of
 
 _NEARLY = {"rtol": 1e-3, "atol": 1e-4}  # Adam magnifies the last bits of gradients that are nearly zero
 
@@ -47,6 +49,25 @@ def test_a_step_is_the_same_however_its_rows_are_dealt_out(
         torch.testing.assert_close(
             weights, alone[name], **_NEARLY, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+_UNEQUAL = [(23, 7), (11, 4), (30, 12), (5, 2), (19, 3), (40, 30), (8, 1), (14, 9)]
+_BATCHES = ((0,), (1, 2), (3,), (4, 5, 6), (7,))
+
+
+@pytest.mark.parametrize(
+    ("processes", "batches"), [(1, _BATCHES), (2, _BATCHES), (3, _BATCHES), (3, ((4, 1, 6), (2, 0, 3, 5, 7)))]
+)
+def test_the_gradients_of_unequal_batches_are_those_of_one_batch_of_all_rows(
+    tmp_path: Path, processes: int, batches: tuple[tuple[int, ...], ...]
+) -> None:
+    dealt, whole = tmp_path / "dealt", tmp_path / "whole"
+    dealt.mkdir()
+    whole.mkdir()
+    (expected,) = gradients(whole, 1, _UNEQUAL, (tuple(range(len(_UNEQUAL))),))
+    assert expected["norm"] > 0.1
+    for found in gradients(dealt, processes, _UNEQUAL, batches):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -99,5 +120,14 @@ def test_a_loss_that_is_no_number_is_seen_by_all_whoever_had_the_batch(tmp_path:
 
 
 def test_another_number_of_processes_begins_the_epoch_again_with_the_weights_of_now(tmp_path: Path) -> None:
-    assert train(tmp_path, 1, sent=(0, signal.SIGTERM, 80)) == [143]
+    assert train(tmp_path, 1, sent=(0, signal.SIGTERM, 110)) == [143]
+    (stopped,) = [path for path in tmp_path.glob("step-*") if path.name != "step-00000006"]
+    at = json.loads((stopped / "state.json").read_text())["progress"]
+    assert (at["epoch"], at["step"]) == (1, 6 + at["batch"])
+    assert at["batch"] > 0
+    weights = load_file(stopped / "weights.safetensors")
+    assert train(tmp_path, 2, sent=(0, signal.SIGKILL, 1))[0] == -signal.SIGKILL  # before its first step
+    (again,) = tmp_path.glob("step-*")
+    assert again.name == "step-00000006"
+    assert _same_bits(load_file(again / "weights.safetensors"), weights)
     assert train(tmp_path, 2) == [0, 0]

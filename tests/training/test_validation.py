@@ -1,13 +1,18 @@
 """The walk of serving: the example of the module, and what holds for every run."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3_pipeline.training.validation import judge, walk
+from eagle3_pipeline.training.batches import pack
+from eagle3_pipeline.training.objective import Objective, rows_by_step
+from eagle3_pipeline.training.validation import Judgement, judge, walk
+from tests.training.tiny import DRAFT, draft, memory, plan
 
 
 def test_the_walk_of_the_module_takes_three_drafts_of_three_accepted_tokens() -> None:
@@ -42,8 +47,24 @@ def test_fewer_tokens_a_draft_walk_from_other_tokens_and_not_the_first_positions
     for k in range(2):
         rows = torch.arange(6 - k)
         proposals = torch.where(right[rows, k], batch.labels[rows + k], 0)
-        steps.append(SimpleNamespace(rows=rows, proposals=proposals, mean=torch.tensor(1.0)))
+        steps.append(SimpleNamespace(rows=rows, proposals=proposals, loss=torch.tensor(1.0)))
     judgement = judge([(steps, batch)], torch.arange(7), 0.8)
     assert judgement.acceptance_length == 2.0
     assert judgement.acceptance_by_tokens == (1.5, 2.0)  # with one token it stands at a, c, e and f
     assert judgement.acceptance_by_position[0] == 2 / 3
+
+
+def test_samples_are_judged_the_same_however_they_are_packed() -> None:
+    source = memory([(40, 5), (9, 4), (12, 9), (25, 3)])
+    objective = Objective(draft(), plan(Path()), torch.float32)
+
+    def judged(*packed: tuple[int, ...]) -> Judgement:
+        batches = [pack(source, indices) for indices in packed]
+        return judge([(objective.steps(batch), batch) for batch in batches], torch.arange(DRAFT), 0.8)
+
+    whole, dealt = judged((0, 1, 2, 3)), judged((0,), (1, 2), (3,))
+    assert dealt.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert dealt.accuracy_by_position == whole.accuracy_by_position
+    assert dealt.acceptance_by_tokens == whole.acceptance_by_tokens
+    trained, _ = objective(pack(source, range(4)), rows_by_step(map(source.loss_mask, range(4)), 3))
+    assert whole.loss == pytest.approx(float(trained.detach()), rel=1e-5)

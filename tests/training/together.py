@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.training.batches import pack
 from eagle3_pipeline.training.checkpoint import Checkpoints
+from eagle3_pipeline.training.draft import trained_parameters
 from eagle3_pipeline.training.group import join
+from eagle3_pipeline.training.joint_step import JointStep
 from eagle3_pipeline.training.loop import Training
+from eagle3_pipeline.training.meter import Meter
+from eagle3_pipeline.training.objective import Objective, rows_by_step
+from eagle3_pipeline.training.optimizer import Optimizer
 from eagle3_pipeline.training.parent import heed_sigterm
-from eagle3_pipeline.training.schedule import make_schedule
+from eagle3_pipeline.training.schedule import StepBatches, make_schedule
 from eagle3_pipeline.training.weights import weight_tensors
-from tests.training.tiny import Memory, draft, memory, plan, split
+from tests.training.tiny import DRAFT, Memory, draft, memory, plan, split
 
 SIZES = [(6, 2)] * 63
 """Equal samples, twelve to a step: dealt out to two, three or four batches it has the same ones."""
@@ -56,11 +62,27 @@ def train(
     `sent` are the rank that gets a signal, which one, and at which of its reads. The others' exit is waited
     for, not caused.
     """
+    return _codes(_run, processes, folder, source or memory(SIZES), sent, changes)
+
+
+def gradients(
+    folder: Path, processes: int, sizes: Sequence[tuple[int, int]], step: StepBatches
+) -> list[dict[str, torch.Tensor]]:
+    """The gradients of one step before it is taken, by rank, with its `loss` and their `norm`.
+
+    `sizes` are those of the samples, `step` the batches that the processes share.
+    """
+    assert _codes(_joint_step, processes, folder, memory(sizes), step) == [0] * processes
+    return [load_file(folder / f"gradients-{rank}") for rank in range(processes)]
+
+
+def _codes(target: Callable[..., None], processes: int, *arguments: Any) -> list[int]:
+    """Exit codes of processes that run `target` together."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = (folder, processes, port, source or memory(SIZES), sent, changes)
-    started = [_CONTEXT.Process(target=_run, args=(rank, *arguments)) for rank in range(processes)]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(processes)}
+    started = [_CONTEXT.Process(target=target, args=(rank, place, *arguments)) for rank in range(processes)]
     for one in started:
         one.start()
     for one in started:
@@ -84,18 +106,41 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "end.safetensors")
 
 
+def _joint_step(rank: int, place: dict[str, str], folder: Path, source: Memory, step: StepBatches) -> None:
+    processes = _meet(rank, place)
+    model, never_clipped = draft(), plan(folder, processes=processes, max_gradient_norm=1e9)
+    parameters = trained_parameters(model)
+    with join(processes, on_gpus=False) as group:
+        joint = JointStep(
+            Objective(model, never_clipped, torch.float32),
+            Optimizer(parameters, never_clipped),
+            group,
+            torch.device("cpu"),
+        )
+        counts = rows_by_step((source.loss_mask(index) for batch in step for index in batch), 3)
+        read = (pack(source, batch) for batch in group.mine(step))
+        found = joint.gradients(step, counts, read, Meter(0, torch.arange(DRAFT)))
+        gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+        numbers = {"loss": torch.tensor(found.loss), "norm": torch.tensor(found.norm)}
+        save_file(gradients | numbers, folder / f"gradients-{rank}")
+
+
+def _meet(rank: int, place: dict[str, str]) -> int:
+    """Where torch's processes meet, as torchrun tells it; returns their number."""
+    torch.set_num_threads(1)
+    os.environ.update(place, RANK=str(rank))
+    return int(place["WORLD_SIZE"])
+
+
 def _run(
     rank: int,
+    place: dict[str, str],
     folder: Path,
-    processes: int,
-    port: int,
     source: Memory,
     sent: tuple[int, signal.Signals, int] | None,
     changes: dict[str, Any],
 ) -> None:
-    torch.set_num_threads(1)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update(place, RANK=str(rank), WORLD_SIZE=str(processes))
+    processes = _meet(rank, place)
     changed = plan(folder, processes=processes, tokens_per_step=5 * PER_STEP, **changes)
     divided = split(source)
     schedule = make_schedule(changed, divided, lambda _: True)
