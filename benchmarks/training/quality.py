@@ -1,6 +1,6 @@
 """Acceptance on vLLM of drafts by this project's training and by `speculators train`, from the same samples.
 
-    python -m benchmarks.training.quality --prompts FOLDER      two hours on two cores
+    python -m benchmarks.training.quality --prompts FOLDER      an hour and a half on two cores
 
 The samples are those of the demo (`--storage`, where `eagle3 run` left them). With the seeds 0, 1 and 2 each,
 these drafts are made:
@@ -14,9 +14,12 @@ Given to speculators are samples, states, draft vocabulary, layers, number of st
 seed; optimizer, rates, schedule, norms, attention, loss weights, split and choice of the best are its own
 (theirs.py). Seconds are those of training steps, reading included: no imports, validation and checkpoints.
 
-Each draft answers the first 12 prompts of each *.jsonl in FOLDER (by default EAGLE3_SPEC_EVAL) greedily, 3
-speculative tokens, 16 at a time (which changes no acceptance), 256 tokens each. What was measured is kept in
-quality.jsonl in the folder `--work`, one line for each draft, and is not measured again.
+All drafts are made first, `ours` and `same_steps` before the others: the machine should do nothing else until
+those six are there. Each draft answers the first 12 prompts of each *.jsonl in FOLDER (by default
+EAGLE3_SPEC_EVAL) greedily, 3 speculative tokens, 16 at a time (which changes no acceptance), 256 tokens each.
+
+What was made and measured is kept in made.jsonl and measured.jsonl in the folder `--work`, one line for each
+draft, and is not done again.
 """
 
 import argparse
@@ -52,6 +55,8 @@ from eagle3_pipeline.training.training import train_draft
 OURS: dict[str, dict[str, Any]] = {"ours": {}, "frozen_head": {"train_head": False}}
 THEIRS = ("same_steps", "same_time")
 VARIANTS = (*OURS, *THEIRS)
+TIMED = ("ours", "same_steps")
+"""Those whose seconds say how long `same_time` may train."""
 SEEDS = (0, 1, 2)
 _MEASURED = {"max_completion_tokens": 256, "concurrency": 16, "temperature": 0.0}
 _PROMPTS_OF_A_SET = 12
@@ -67,10 +72,17 @@ class World:
     prompts: Path
     work: Path
 
-    @property
-    def lines(self) -> Path:
-        """What was measured so far."""
-        return self.work / "quality.jsonl"
+    def journal(self, what: str) -> Path:
+        """One line for each draft that is `made`, or `measured`."""
+        return self.work / f"{what}.jsonl"
+
+    def made_of(self, seed: int) -> dict[str, Line]:
+        """The lines of the drafts with this seed that were made, by variant."""
+        return {line["variant"]: line for line in read_lines(self.journal("made")) if line["seed"] == seed}
+
+    def draft(self, variant: str, seed: int) -> Path:
+        """The folder of a draft that was made."""
+        return self.work / "drafts" / f"{variant}-{seed}"
 
     def lineage(self, seed: int, **training: Any) -> Lineage:
         """The recipe with another seed; all drafts share samples and states."""
@@ -88,25 +100,28 @@ class World:
         ]
 
 
-def measure_draft(world: World, variant: str, seed: int) -> Line:
-    """Make one draft and measure it; the line that is kept."""
+def make_draft(world: World, variant: str, seed: int) -> Line:
+    """Train one draft and keep it; the line that is kept of its training."""
     lineage = world.lineage(seed, **OURS.get(variant, {}))
     if variant in OURS:
         draft, training = train_ours(lineage)
     else:
-        steps = steps_of(variant, [line for line in read_lines(world.lines) if line["seed"] == seed])
-        draft, training = train_theirs(lineage, world.work / f"{variant}-{seed}", world.work / "data", steps)
-    by_set = evaluate(lineage, draft, world.sets())
+        steps = steps_of(variant, world.made_of(seed).values())
+        draft, training = train_theirs(lineage, world.work / "theirs", world.work / "data", steps)
+    shutil.copytree(draft, world.draft(variant, seed), dirs_exist_ok=True)
+    return {"variant": variant, "seed": seed, "training": training, "commit": git_commit()}
+
+
+def measure_draft(world: World, variant: str, seed: int) -> Line:
+    """Serve one draft; the line that is kept."""
+    by_set = evaluate(world.lineage(seed), world.draft(variant, seed), world.sets())
     counts = AcceptanceCounts.sum(by_set.values())
     return {
-        "variant": variant,
-        "seed": seed,
+        **world.made_of(seed)[variant],
         "accepted_per_draft": counts.accepted_tokens / counts.drafts,
         "drafts": counts.drafts,
         "accepted_per_position": list(counts.accepted_per_position),
         "by_set": {name: asdict(one) for name, one in by_set.items()},
-        "training": training,
-        "commit": git_commit(),
     }
 
 
@@ -216,10 +231,11 @@ def main(arguments: list[str] | None = None) -> int:
     work = options.work or options.storage / "benchmark-quality"
     world = World(options.recipe, options.storage, Path(options.prompts), work)
     world.sets()
-    wanted = [
-        (variant, seed) for seed in options.seeds for variant in VARIANTS if variant in options.variants
-    ]
-    lines = measure_missing(world.lines, wanted, lambda *which: measure_draft(world, *which))
+    timed = [(variant, seed) for seed in options.seeds for variant in TIMED]
+    others = [(variant, seed) for variant in VARIANTS if variant not in TIMED for seed in options.seeds]
+    wanted = [which for which in (*timed, *others) if which[0] in options.variants]
+    measure_missing(world.journal("made"), wanted, lambda *which: make_draft(world, *which))
+    lines = measure_missing(world.journal("measured"), wanted, lambda *which: measure_draft(world, *which))
     is_whole = {(variant, seed) for variant in VARIANTS for seed in SEEDS} <= {
         (line["variant"], line["seed"]) for line in lines
     }
