@@ -46,7 +46,7 @@ from eagle3_pipeline.evaluation.measurement import measure
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.prompts.evaluation import read_set
 from eagle3_pipeline.provenance import git_commit
-from eagle3_pipeline.recipe.settings import EvaluationSet
+from eagle3_pipeline.recipe.evaluation import EvaluationSet
 from eagle3_pipeline.serving.lease import hold_partition
 from eagle3_pipeline.serving.server import open_server
 from eagle3_pipeline.serving.specification import evaluation_server

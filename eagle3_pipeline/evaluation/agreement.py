@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle3_pipeline.evaluation.replay import Replay
-from eagle3_pipeline.recipe.settings import Evaluation
+from eagle3_pipeline.recipe.evaluation import Evaluation
 
 TOLERANCE = 0.03
 """Relative difference up to which the simulated length agrees with the nearer end of what is served."""

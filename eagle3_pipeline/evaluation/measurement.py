@@ -17,7 +17,7 @@ from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.counting import count_replies, metrics_at_rest
 from eagle3_pipeline.evaluation.replies import Question, Round
 from eagle3_pipeline.prompts.prompt import Prompt
-from eagle3_pipeline.recipe.settings import Evaluation
+from eagle3_pipeline.recipe.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer

@@ -14,7 +14,7 @@ from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
 from eagle3_pipeline.evaluation.measurement import Measurement
-from eagle3_pipeline.recipe.settings import Evaluation
+from eagle3_pipeline.recipe.evaluation import Evaluation
 
 # Two measurements of the very same server differ by a few per cent; less than this is called no difference.
 _NOISE = 0.03

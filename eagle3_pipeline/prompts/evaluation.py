@@ -4,7 +4,7 @@ from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.prompts.parsing import RowRejected, parse
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.sources import read_file
-from eagle3_pipeline.recipe.settings import EvaluationSet
+from eagle3_pipeline.recipe.evaluation import EvaluationSet
 
 
 def read_set(evaluation_set: EvaluationSet) -> list[Prompt]:

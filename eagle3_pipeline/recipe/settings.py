@@ -4,16 +4,17 @@ Each setting's docstring is its documentation: the user guide and the error mess
 """
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from eagle3_pipeline.recipe.evaluation import Evaluation
 from eagle3_pipeline.recipe.extraction import Extraction
 from eagle3_pipeline.recipe.generation import Generation
 from eagle3_pipeline.recipe.models import BaseDraft, Target
 from eagle3_pipeline.recipe.partitions import Partitions
 from eagle3_pipeline.recipe.prompts import Prompts
+from eagle3_pipeline.recipe.release import Release
 from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 from eagle3_pipeline.recipe.training import Training
@@ -27,47 +28,6 @@ class Vocabulary(Strict):
 
     draft_tokens: PositiveInt = 32000
     """Size of the draft's vocabulary: the most frequent tokens of the completions, and special ones."""
-
-
-class EvaluationSet(Strict):
-    """A named set of held-out prompts."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
-    """Name in the report."""
-    path: Path = Field(strict=False)
-    """A local file, relative to the recipe's folder."""
-    column: str | None = None
-    """The column with the prompt or the user turns (the first is used)."""
-    count: PositiveInt | None = None
-    """Use the first so many prompts; all when left out."""
-
-
-class Evaluation(Strict):
-    """How the draft is measured: on the real server, by the server's own counters."""
-
-    sets: tuple[EvaluationSet, ...] = Field(strict=False, min_length=1)
-    """Held-out prompt sets. Training prompts that are near one of them are dropped."""
-    speculative_tokens: PositiveInt = 3
-    """Tokens that the draft proposes per step."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """Sampling temperature; 0 is greedy."""
-    max_completion_tokens: PositiveInt = 256
-    """Longest reply in the measurement."""
-    concurrency: PositiveInt = 1
-    """Requests at the server at the same time. Speculation helps most when there are few."""
-
-
-class Release(Strict):
-    """What must hold before a draft is released, and under which name."""
-
-    min_acceptance_length: Annotated[float, Field(ge=1)] = 1.0
-    """Smallest acceptance length, over all evaluation sets, that is released."""
-    min_speedup: Annotated[float, Field(ge=0)] = 0.0
-    """Smallest ratio of tokens per second with and without the draft that is released; 0 only reports."""
-    name: str | None = None
-    """Name of the released draft; by default the recipe's name with `-eagle3`."""
-    license: str = "other"
-    """Licence identifier for the model card; the target's licence binds a draft trained on its outputs."""
 
 
 class Run(Strict):

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.recipe.settings import Release
+from eagle3_pipeline.recipe.release import Release
 
 # Fact of the report, its bound in the recipe, and what helps when it is missed.
 _BOUNDS = (

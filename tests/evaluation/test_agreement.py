@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.agreement import TOLERANCE, compare, explanation, rows_of_comparison
 from eagle3_pipeline.evaluation.replay import Replay
-from eagle3_pipeline.recipe.settings import Evaluation
+from eagle3_pipeline.recipe.evaluation import Evaluation
 
 
 def settings(**changes: Any) -> Evaluation:

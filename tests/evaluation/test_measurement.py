@@ -8,7 +8,7 @@ from eagle3_pipeline.evaluation import counting
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.measurement import Measurement, measure
 from eagle3_pipeline.prompts.prompt import Prompt
-from eagle3_pipeline.recipe.settings import Evaluation
+from eagle3_pipeline.recipe.evaluation import Evaluation
 from tests.evaluation.counting_server import CountingServer, counting_server
 
 TEXTS = ("Where do swallows sleep?", "Name three rivers.", "Why is bread chewy?", "One more", "And another")

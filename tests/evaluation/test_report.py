@@ -4,7 +4,7 @@ from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.measurement import Measurement
 from eagle3_pipeline.evaluation.report import report_markdown, report_table, summarise, verdict
-from eagle3_pipeline.recipe.settings import Evaluation
+from eagle3_pipeline.recipe.evaluation import Evaluation
 from tests.release.made import REPORT
 
 SETTINGS = Evaluation.model_validate({"sets": [{"name": "a", "path": "a.jsonl"}]})

@@ -8,7 +8,7 @@ import pytest
 
 from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.prompts.evaluation import read_set
-from eagle3_pipeline.recipe.settings import EvaluationSet
+from eagle3_pipeline.recipe.evaluation import EvaluationSet
 
 
 def _set(tmp_path: Path, rows: list[Any], **changes: Any) -> EvaluationSet:

@@ -1,7 +1,7 @@
 import pytest
 
 from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.recipe.settings import Release
+from eagle3_pipeline.recipe.release import Release
 from eagle3_pipeline.release.gate import check_gate
 
 
