@@ -12,7 +12,7 @@ class Bound(Strict):
     """One number of the report that must not be too small."""
 
     number: Literal["acceptance_length", "position_0", "speedup", "to_base"]
-    """`acceptance_length`; `position_0`, the share of drafts whose first token was accepted; `speedup`, tokens
+    """`acceptance_length`; `position_0`, the share of drafts whose first token is accepted; `speedup`, tokens
     per second with and without the draft; `to_base`, the acceptance length over that of the base draft."""
     at_least: float
     """The smallest value that is released."""
