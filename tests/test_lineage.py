@@ -135,7 +135,7 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
             {"evaluation": {"speculative_tokens": 2}},
             {"vocabulary_map", "acceptance_report", "released_draft"},
         ),
-        ({"release": {"min_acceptance_length": 1.5}}, {"released_draft"}),
+        ({"release": {"gate": [{"number": "speedup", "at_least": 1.5}]}}, {"released_draft"}),
         ({"generation": {"concurrency": 3, "request_timeout_s": 9}}, set()),
         ({"extraction": {"concurrency": 3, "part_gib": 1.0}}, set()),
         ({"server": {"generation": {"enforce_eager": False, "max_num_seqs": 4}}}, set()),

@@ -99,6 +99,8 @@ class Recipe(Strict):
         names = [one.name for one in self.evaluation.sets]
         if len(set(names)) != len(names):
             raise ValueError(f"evaluation.sets has a name twice: {names}")
+        has_base = self.base_draft is not None
+        self.release.check_gate(names, self.evaluation.speculative_tokens, has_base=has_base)
         for phase in PHASES:
             getattr(self.server, phase).check_partition(phase, getattr(self.partitions, phase))
         return self

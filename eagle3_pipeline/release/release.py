@@ -47,7 +47,7 @@ def release_draft(lineage: Lineage) -> Manifest:
     if (found := place.manifest()) is not None:
         _point(link, place.folder)
         return found
-    gate = check_gate(lineage.recipe.release, lineage.acceptance_report().require().facts)
+    gate = check_gate(lineage.recipe, lineage.acceptance_report().require().facts)
     entries = _verified_files(lineage)
     place.folder.mkdir(parents=True, exist_ok=True)
     source = lineage.draft_checkpoint().folder

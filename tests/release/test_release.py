@@ -35,7 +35,8 @@ def test_a_release_holds_the_checkpoints_bytes_and_all_that_others_need(tmp_path
     trained = lineage.draft_checkpoint().folder / "draft"
     for name in ("config.json", "model.safetensors"):
         assert sha256_of_file(folder / name) == sha256_of_file(trained / name)
-    assert manifest.facts["gate"]["speedup"] == {"measured": 1.2, "bound": 0.0, "passed": True}
+    (bound,) = manifest.facts["gate"]
+    assert (bound["number"], bound["measured"], bound["passed"]) == ("acceptance_length", 1.5, True)
 
 
 def test_sha256sum_itself_agrees_with_the_checksums(tmp_path: Path) -> None:
@@ -97,8 +98,8 @@ def test_without_hard_links_the_files_are_copied(tmp_path: Path, monkeypatch: py
 
 
 def test_a_draft_below_the_bound_is_not_released(tmp_path: Path) -> None:
-    lineage = ready(tmp_path, release={"min_acceptance_length": 1.8})
-    with pytest.raises(QualityError, match=r"acceptance_length is 1\.500"):
+    lineage = ready(tmp_path, release={"gate": [{"number": "position_0", "at_least": 0.4}]})
+    with pytest.raises(QualityError, match=r"position_0 of all sets is 0\.300, at least 0\.4: MISSED"):
         release_draft(lineage)
     assert not (lineage.folder / "released").exists()
 
