@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROGRESS_S = 10.0
+_TOKEN_ID = "token_id:"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Reply:
 
     token_ids: tuple[int, ...]
     seconds: float
+    prompt_token_ids: tuple[int, ...]
+    """What the server made of the question, chat template included."""
+    likeliest: Mapping[int, float] = field(default_factory=dict)
+    """Log-probabilities of the tokens that could have been the first, where the question asks for them."""
 
 
 class Round:
@@ -113,7 +118,7 @@ class Round:
                 f"HTTP {response.status_code} for prompt {question.name} of {self._name}: "
                 f"{response.text[:300]}. See the server's log {self._server.log}."
             )
-        return Reply(_token_ids(response), seconds)
+        return _reply(response, seconds)
 
 
 class _Progress:
@@ -134,11 +139,22 @@ class _Progress:
             logger.info("%s: %d of %d replies, %.1f tokens/s", self._name, self._done, self._total, rate)
 
 
-def _token_ids(response: httpx.Response) -> tuple[int, ...]:
+def _reply(response: httpx.Response, seconds: float) -> Reply:
     try:
-        return tuple(response.json()["choices"][0]["token_ids"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+        body = response.json()
+        choice = body["choices"][0]
+        # A chat has them beside its choices, a completion in each of them.
+        prompt = body.get("prompt_token_ids") or choice["prompt_token_ids"]
+        return Reply(tuple(choice["token_ids"]), seconds, tuple(prompt), _likeliest(choice.get("logprobs")))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ServerError(
-            f"a reply without choices[0].token_ids ({response.text[:200]}): the server does not know "
-            "return_token_ids. vLLM 0.32 does; check server.evaluation.python in the recipe."
+            f"a reply without choices[0].token_ids or prompt_token_ids ({response.text[:200]}): the server "
+            "does not know return_token_ids. vLLM 0.32 does: check server.evaluation.python in the recipe."
         ) from error
+
+
+def _likeliest(logprobs: Mapping[str, Any] | None) -> dict[int, float]:
+    """The first token's alternatives, of a question with `return_tokens_as_token_ids`."""
+    if logprobs is None:
+        return {}
+    return {int(name.removeprefix(_TOKEN_ID)): value for name, value in logprobs["top_logprobs"][0].items()}

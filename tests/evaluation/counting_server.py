@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,6 +53,8 @@ class CountingServer:
     """Whether anything is counted at all."""
     longest_prompt: int = 1000
     """Prompts of more token ids are refused."""
+    likeliest: Callable[[list[int]], dict[int, float]] | None = None
+    """Log-probabilities of the tokens after a prompt of token ids, the likeliest first, for those who ask."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     most_in_flight: int = 0
     engines: list[Counters] = field(default_factory=lambda: [Counters() for _ in range(ENGINES)])
@@ -75,15 +77,22 @@ class CountingServer:
             self._in_flight -= 1
         if self.status != 200:
             return self.status, {"error": {"message": "no"}}, 0
+        if "tokens" in body:
+            return 200, {"prompt": " ".join(f"t{token}" for token in body["tokens"])}, 0
         if "messages" in body:
             text = body["messages"][-1]["content"]
             is_too_long, first = "too long" in text, sum(map(ord, self.salt + text))
+            prompt = list(map(ord, text))
         else:
-            is_too_long, first = len(body["prompt"]) > self.longest_prompt, sum(body["prompt"])
+            prompt = body["prompt"]
+            is_too_long, first = len(prompt) > self.longest_prompt, sum(prompt)
         if is_too_long:
             return 400, {"error": {"message": "maximum context length"}}, 0
         ids = [first + k for k in range(body["max_tokens"])]
-        return 200, {"choices": [{"token_ids": ids, "finish_reason": "length"}]}, len(ids)
+        choice = {"token_ids": ids, "finish_reason": "length", "prompt_token_ids": prompt}
+        if "logprobs" in body and self.likeliest is not None:
+            choice["logprobs"] = logprobs_of(self.likeliest(prompt))
+        return 200, {"choices": [choice]}, len(ids)
 
     def count(self, tokens: int) -> None:
         """Count one reply on the engine whose turn it is: a token from the prompt, 1 + n for each draft."""
@@ -131,6 +140,13 @@ class CountingServer:
                 ]
                 family("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", series)
         return "\n".join(lines) + "\n"
+
+
+def logprobs_of(likeliest: dict[int, float]) -> dict[str, Any]:
+    """vLLM's `logprobs` of a completion of one token, where tokens are given as ids."""
+    named = {f"token_id:{token}": value for token, value in likeliest.items()}
+    token, value = next(iter(named.items()))
+    return {"text_offset": [0], "token_logprobs": [value], "tokens": [token], "top_logprobs": [named]}
 
 
 @contextmanager
