@@ -3,13 +3,64 @@
 evaluate_draft makes the last facts of a report and writes the page beside report.json:
 
     report |= {"measured": measured(lineage)}
-    write_atomic(folder / "report.html", report_page(report))
+    write_atomic(folder / PAGE_NAME, report_page(report))
+
+The page is page.html.jinja, filled in: whatever a recipe or a server put into a report is escaped there.
 """
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
+from eagle3_pipeline.evaluation.pictures import position_picture, speedup_picture
+from eagle3_pipeline.evaluation.report import verdict
+from eagle3_pipeline.evaluation.tables import (
+    fixed,
+    percent,
+    rows_of_acceptance,
+    rows_of_base,
+    rows_of_grid,
+    rows_of_speed,
+    spread,
+)
+from eagle3_pipeline.plots import DARK, LIGHT, Look, data_uri
+
+PAGE_NAME = "report.html"
+"""The page's file beside report.json."""
 
 
 def report_page(report: Mapping[str, Any]) -> str:
     """The page of a report, as HTML. Takes the facts or report.json, with `measured` (see measured.py)."""
-    raise NotImplementedError
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"fixed": fixed, "percent": percent, "shell": shlex.join}
+    return environment.get_template("page.html.jinja").render(
+        report=report,
+        measured=report["measured"],
+        verdict=verdict(report),
+        spread=spread(report),
+        acceptance=rows_of_acceptance(report),
+        speed=rows_of_speed(report),
+        base=rows_of_base(report),
+        grid=rows_of_grid(report),
+        simulated=rows_of_comparison(report),
+        explanation=explanation(report),
+        pictures={
+            "Acceptance by position": _picture(position_picture, report),
+            "Speed-up by set": _picture(speedup_picture, report),
+        },
+    )
+
+
+def _picture(draw: Callable[[Mapping[str, Any], Look], bytes], report: Mapping[str, Any]) -> dict[str, str]:
+    """Addresses of the picture for both backgrounds."""
+    return {"light": data_uri(draw(report, LIGHT), LIGHT), "dark": data_uri(draw(report, DARK), DARK)}
