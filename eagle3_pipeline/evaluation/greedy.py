@@ -129,8 +129,8 @@ def _check_gaps(server: "RunningServer", gaps: Sequence[tuple[float, Parting]], 
     plain, drafted = (described(server, token) for token in parting.tokens)
     raise QualityError(
         f"prompt {parting.name}, token {parting.position + 1} of the greedy reply: {plain} without the "
-        f"draft, {drafted} with it. The target's own log-probabilities are {gap:.3f} apart there, which is no "
-        f"near tie: the bound is {bound:.3f} ({MARGIN:g} times the largest gap between two runs without a "
+        f"draft, {drafted} with it. The target's own log-probabilities are {gap:.3f} apart there, which is "
+        f"no near tie: the bound is {bound:.3f} ({MARGIN:g} times the largest gap between two runs without a "
         f"draft, at least {FLOOR:g}). So it is at {len(clear)} of {len(gaps)} places that were looked at. "
         f"{_meaning(server)} If the target's generation_config.json sets a penalty, log-probabilities are "
         "not what it chooses by: add --generation-config vllm to server.evaluation.extra_args, measure again."
@@ -152,9 +152,9 @@ def _check_rate(
         return
     raise QualityError(
         f"greedy replies: {len(drafted)} of {compared} differ with the draft, but only {len(between)} "
-        f"between two runs without it at different batch sizes. {with_draft_only} differ with the draft only, "
-        f"{plain_only} between these runs only; if the draft changed nothing, the chance of that would be "
-        f"{chance:.2g} (below {UNLIKELY:g} it is no accident). {_meaning(server)}"
+        f"between two runs without it at different batch sizes. {with_draft_only} differ with the draft only "
+        f"and {plain_only} between these runs only; if the draft changed nothing, the chance of that would "
+        f"be {chance:.2g} (below {UNLIKELY:g} it is no accident). {_meaning(server)}"
     )
 
 

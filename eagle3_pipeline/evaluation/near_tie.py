@@ -72,8 +72,8 @@ def partings(one: Replies, other: Replies, names: Iterable[str]) -> list[Parting
         elif len(one[name]) != len(other[name]):
             raise QualityError(
                 f"prompt {name}: one greedy reply has {len(one[name])} tokens, another {len(other[name])}, "
-                "and the shorter is the beginning of the longer. Rounding may choose another token; it ends no "
-                "reply without one. Look for a limit in the log of either server, and in "
+                "and the shorter is the beginning of the longer. Rounding may choose another token, but it "
+                "ends no reply without one. Look for a limit in the servers' logs and in "
                 "server.evaluation.extra_args."
             )
     return found
