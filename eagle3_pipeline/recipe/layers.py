@@ -18,3 +18,8 @@ def require_rising(ids: Sequence[int]) -> None:
 def from_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
     """Ids as SGLang and SpecForge count them (output of layer k) to ids as they are counted here."""
     return tuple(layer + 1 for layer in ids)
+
+
+def to_output_of_layer(ids: Sequence[int]) -> tuple[int, ...]:
+    """Ids as they are counted here to ids as SGLang and SpecForge count them (output of layer k)."""
+    return tuple(layer - 1 for layer in ids)

@@ -26,9 +26,9 @@ from typing import Any
 from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.recipe.layers import from_output_of_layer
 from eagle3_pipeline.recipe.models import LayersCounted
+from eagle3_pipeline.training.norms import NORM_FLAGS
 from eagle3_pipeline.training.rope import rotates_partly
 
-_NORM_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _MAPPINGS = ("eagle_config", "transformer_layer_config", "rope_parameters", "rope_scaling")
 _ANOTHER = "Take another base draft, or none."
@@ -63,7 +63,7 @@ def layer_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def norm_flags(config: Mapping[str, Any]) -> dict[str, bool]:
     """The four flags, all explicit; False where the config does not say, as all trainers have it."""
     nested = config.get("eagle_config") or {}
-    return {flag: bool(nested.get(flag, config.get(flag, False))) for flag in _NORM_FLAGS}
+    return {flag: bool(nested.get(flag, config.get(flag, False))) for flag in NORM_FLAGS}
 
 
 def aux_layers(base: Path, config: Mapping[str, Any], depth: int, counted: LayersCounted) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.target_weights import TargetWeights
+from eagle3_pipeline.training.norms import NORM_FLAGS
 from eagle3_pipeline.training.rope import rope_parameters
 
 logger = logging.getLogger(__name__)
@@ -101,20 +102,6 @@ def attention_window(layer: PretrainedConfig) -> int | None:
     return int(layer.sliding_window) if types[0] == "sliding_attention" else None
 
 
-def new_norms(*, per_layer_norm: bool, norm_output: bool) -> dict[str, bool]:
-    """Norm flags of a new draft.
-
-    The states of middle layers can be twenty times as large as those of the first ones (SmolLM2: 60 to 3)
-    and as what a new layer adds: unnormed, they drown both.
-    """
-    return {
-        "norm_before_residual": True,
-        "fc_norm": per_layer_norm,
-        "norm_before_fc": False,
-        "norm_output": norm_output,
-    }
-
-
 def speculator_config(
     layer: PretrainedConfig,
     weights: TargetWeights,
@@ -135,7 +122,7 @@ def speculator_config(
             f"the draft looks back {window} tokens and speculates {speculative_tokens}: it would see nothing "
             "else. Set training.attention_window well above training.test_time_steps, or leave it out."
         )
-    flags = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
+    flags = dict.fromkeys(NORM_FLAGS, False)
     layer._attn_implementation = "sdpa"
     return Eagle3SpeculatorConfig(
         transformer_layer_config=layer,

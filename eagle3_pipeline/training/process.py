@@ -17,19 +17,14 @@ from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.target_weights import TargetWeights, read_target_weights
 from eagle3_pipeline.training.batches import SampleSource, Split, hold_out, of_prompts, split_samples
 from eagle3_pipeline.training.checkpoint import Checkpoints, TrainingState
-from eagle3_pipeline.training.draft import (
-    layer_config,
-    new_draft,
-    new_norms,
-    speculator_config,
-    trained_parameters,
-)
+from eagle3_pipeline.training.draft import layer_config, new_draft, speculator_config, trained_parameters
 from eagle3_pipeline.training.events import emit
 from eagle3_pipeline.training.export import export_draft
 from eagle3_pipeline.training.group import Group, join
 from eagle3_pipeline.training.judging_source import JudgingSource
 from eagle3_pipeline.training.loop import Training
 from eagle3_pipeline.training.memory import planned_sizes, require_memory
+from eagle3_pipeline.training.norms import new_norms
 from eagle3_pipeline.training.optimizer import freeze_parts
 from eagle3_pipeline.training.parent import heed_sigterm
 from eagle3_pipeline.training.plan import FULL_DISK, TrainingPlan

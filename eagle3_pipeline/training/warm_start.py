@@ -43,6 +43,8 @@ def read_base_config(
             vocab_size=shape.get("vocab_size") or weights.config["vocab_size"],
             num_hidden_layers=1,
             tie_word_embeddings=False,
+            bos_token_id=weights.config.get("bos_token_id"),
+            eos_token_id=weights.config.get("eos_token_id"),
             pad_token_id=None,
             num_aux_hidden_states=len(layers),
             dtype="bfloat16",

@@ -11,8 +11,9 @@ from speculators.losses import resolve_loss_config
 from eagle3_pipeline.errors import BadInput
 from eagle3_pipeline.recipe.training import LossName
 from eagle3_pipeline.training.batches import Batch, pack
-from eagle3_pipeline.training.draft import layer_config, new_draft, new_norms, speculator_config
+from eagle3_pipeline.training.draft import layer_config, new_draft, speculator_config
 from eagle3_pipeline.training.forward import train_forward
+from eagle3_pipeline.training.norms import new_norms
 from tests.training.tiny import DRAFT, HIDDEN, LAYERS, draft, draft_map, memory, target_weights
 
 _DECAY = 0.8

@@ -13,13 +13,7 @@ from eagle3_pipeline.target_weights import TargetWeights
 from eagle3_pipeline.training import memory as module
 from eagle3_pipeline.training import process
 from eagle3_pipeline.training.batches import pack
-from eagle3_pipeline.training.draft import (
-    FROZEN,
-    layer_config,
-    new_norms,
-    speculator_config,
-    trained_parameters,
-)
+from eagle3_pipeline.training.draft import FROZEN, layer_config, speculator_config, trained_parameters
 from eagle3_pipeline.training.forward import train_forward
 from eagle3_pipeline.training.loss import block_bytes
 from eagle3_pipeline.training.memory import (
@@ -30,6 +24,7 @@ from eagle3_pipeline.training.memory import (
     planned_sizes,
     require_memory,
 )
+from eagle3_pipeline.training.norms import new_norms
 from eagle3_pipeline.training.optimizer import Optimizer
 from eagle3_pipeline.training.schedule import Schedule, StepBatches
 from tests.training.tiny import draft, memory, plan
