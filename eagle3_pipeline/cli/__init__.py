@@ -1,4 +1,4 @@
-"""The command `eagle3`: plan a recipe, run it to the end, see where it stands, look after servers and shards.
+"""The command `eagle3`: plan a recipe, run it, see where it stands and what came out, look after servers.
 
 One file per command; each adds itself to the parser and imports what it works with only when it is called.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from eagle3_pipeline.cli import doctor, plan, run, server, shards, status
+from eagle3_pipeline.cli import compare, doctor, plan, report, run, server, shards, status
 from eagle3_pipeline.errors import Eagle3Error
 
 
@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    what = "Plan a recipe, run it to the end, see where it stands, look after servers and shards."
+    what = "Plan a recipe, run it, see where it stands and what came out, look after servers."
     parser = argparse.ArgumentParser(prog="eagle3", description=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (run, plan, status, doctor, server, shards):
+    for command in (run, plan, status, report, compare, doctor, server, shards):
         command.add(commands)
     return parser

@@ -1,4 +1,4 @@
-"""The pictures of an acceptance report: for the page on a light and a dark background, for Dagster on a card."""
+"""The pictures of an acceptance report: for the page on both backgrounds, for Dagster on a card."""
 
 from collections.abc import Mapping
 from typing import Any
