@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -106,6 +107,19 @@ def chat_body(
     }
 
 
+def logprobs_body(
+    token_ids: list[int], likeliest: Callable[[int], dict[int, float]], name: Callable[[int], str]
+) -> dict[str, Any]:
+    """Log-probabilities of a completion's tokens and of those that could have been in their places."""
+    names, values = [name(token) for token in token_ids], [likeliest(token) for token in token_ids]
+    return {
+        "text_offset": [sum(map(len, names[:place])) for place in range(len(names))],
+        "token_logprobs": [found[token] for token, found in zip(token_ids, values, strict=True)],
+        "tokens": names,
+        "top_logprobs": [{name(token): value for token, value in found.items()} for found in values],
+    }
+
+
 def completion_body(
     identity: str,
     model: str,
@@ -113,12 +127,13 @@ def completion_body(
     answer: Answer,
     parameters: dict[str, Any] | None,
     with_ids: bool,
+    logprobs: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The body of a completion."""
     choice = {
         "index": 0,
         "text": answer.content,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": answer.finish_reason,
         "stop_reason": None,
         "token_ids": answer.token_ids if with_ids else None,

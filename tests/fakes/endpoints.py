@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tests.fakes.arguments import Arguments
-from tests.fakes.bodies import RefusalError, chat_body, completion_body, model_card
+from tests.fakes.bodies import RefusalError, chat_body, completion_body, logprobs_body, model_card
 from tests.fakes.counters import Counters
 from tests.fakes.engine import Engine
 from tests.fakes.faults import Faults, FaultSettings, strikes
@@ -54,6 +54,7 @@ class Endpoints:
             Route("/v1/models", self._models),
             Route("/v1/chat/completions", self._logged(self._chat), methods=["POST"]),
             Route("/v1/completions", self._logged(self._complete), methods=["POST"]),
+            Route("/detokenize", self._logged(self._detokenize), methods=["POST"]),
         ]
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
@@ -186,9 +187,25 @@ class Endpoints:
             request, prompt, limit, faults, f"{identity}-0", body, thinks=False
         )
         returns_ids = bool(body.get("return_token_ids"))
+        logprobs = self._logprobs(answer, body)
         return JSONResponse(
-            completion_body(identity, self._arguments.served_name, prompt, answer, parameters, returns_ids)
+            completion_body(
+                identity, self._arguments.served_name, prompt, answer, parameters, returns_ids, logprobs
+            )
         )
+
+    def _logprobs(self, answer: Answer, body: dict[str, Any]) -> dict[str, Any] | None:
+        if (wanted := body.get("logprobs")) is None:
+            return None
+        as_ids, language = body.get("return_tokens_as_token_ids"), self._language
+        return logprobs_body(
+            answer.token_ids,
+            lambda token: language.likeliest(token, wanted),
+            lambda token: f"token_id:{token}" if as_ids else language.decode([token]),
+        )
+
+    async def _detokenize(self, request: Request, body: dict[str, Any], faults: Faults) -> Response:
+        return JSONResponse({"prompt": self._language.tokenizer.decode(body["tokens"], False)})
 
     def _room(self, prompt: list[int], wanted: int | None, name: str = "max_tokens") -> int:
         """Tokens that the completion may have; refuses like vLLM what the context cannot hold."""

@@ -78,6 +78,11 @@ class Language:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
+    def likeliest(self, token: int, count: int) -> dict[int, float]:
+        """Log-probabilities where `token` is said: `count` tokens, that one by far the likeliest."""
+        others = [id_ for id_ in self._plain[:count] if id_ != token][: count - 1]
+        return {token: -0.1} | {other: -5 - place / 10 for place, other in enumerate(others)}
+
     def answer(self, prompt: list[int], limit: int, faults: Faults, *, thinks: bool) -> Answer:
         """The completion of a prompt, the same in every process: at most `limit` ids."""
         chance = random.Random(hashlib.sha256(json.dumps(prompt).encode()).digest())
