@@ -1,5 +1,6 @@
 """acceptance_report: what the draft is worth on the real server."""
 
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -33,12 +34,13 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     def acceptance_report(storage: Storage, servers: VllmServers) -> dg.MaterializeResult:
         """Acceptance and speed of the draft, by vLLM's own counters, on prompts held out from training.
 
-        The same server is measured without the draft and with it. With it, the server also answers the
-        conversations that judged the draft in training: what is served must be what was simulated.
+        The same server is measured with the draft, with the base draft if there is one, and without. With the
+        draft, it also answers the conversations that judged it in training: what is served must be what was
+        simulated. At temperature 0 the draft must not change answers.
         """
         lineage = storage.lineage(recipe)
         with step():
-            manifest = evaluate_draft(lineage, lambda draft: servers.evaluation(lineage, draft))
+            manifest = evaluate_draft(lineage, partial(servers.evaluation, lineage))
             place, found = lineage.acceptance_report(), _agreement(manifest)
             return outcome(place, manifest, found, **_pictures(manifest), **_comparison(manifest))
 

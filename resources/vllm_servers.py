@@ -47,9 +47,12 @@ class VllmServers(dg.ConfigurableResource):
             yield server
 
     @contextmanager
-    def evaluation(self, lineage: Lineage, draft: Path | None) -> Iterator[RunningServer]:
+    def evaluation(
+        self, lineage: Lineage, draft: Path | None, speculative_tokens: int | None = None
+    ) -> Iterator[RunningServer]:
         """The server that is measured: the target alone, or with `draft`. Leaving it stops it."""
-        with open_server(evaluation_server(lineage, draft), lineage.logs, stop=True) as server:
+        spec = evaluation_server(lineage, draft, speculative_tokens)
+        with open_server(spec, lineage.logs, stop=True) as server:
             yield server
 
     def release_generation(self, lineage: Lineage) -> list[str]:

@@ -3,12 +3,14 @@
     warm-up requests | scrape | the set's prompts, in_flight at a time | scrape
                               |<------------- wall_seconds ---------->|
 
-The warm-up is outside of the counters and the clock.
+The warm-up is outside of the counters and the clock. A server that has answered the same prompts before still
+has them in its prefix cache, so each measurement has a salt of its own: all of them find it empty.
 """
 
 import logging
+import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from eagle3_pipeline.background import run_in_background
@@ -17,6 +19,7 @@ from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.counting import count_replies, metrics_at_rest
 from eagle3_pipeline.evaluation.replies import Question, Round
 from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -30,9 +33,13 @@ _WARM_UP_TOKENS = 32
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one set gave on one server. `replies` by prompt id; `acceptance` is None without a draft."""
+    """What one set gave on one server. `acceptance` is None without a draft."""
 
     replies: dict[str, tuple[int, ...]]
+    """Token ids by prompt id."""
+    prompts: dict[str, tuple[int, ...]]
+    """Token ids of the prompts as the server made them, by prompt id."""
+    answered: int
     refused: tuple[str, ...]
     """Ids of the prompts that the server answered with HTTP 400 (longer than its context)."""
     output_tokens: int
@@ -61,6 +68,8 @@ class Measurement:
         counts = record["acceptance"]
         return cls(
             replies={prompt_id: tuple(ids) for prompt_id, ids in record["replies"].items()},
+            prompts={prompt_id: tuple(ids) for prompt_id, ids in record["prompts"].items()},
+            answered=record["answered"],
             refused=tuple(record["refused"]),
             output_tokens=record["output_tokens"],
             wall_seconds=record["wall_seconds"],
@@ -77,8 +86,11 @@ def measure(
     name: str,
     with_draft: bool,
     request_timeout_s: float,
+    seed: int | None = None,
 ) -> Measurement:
     """Answer `prompts` (the first turn of each) and measure; `name` is for the log.
+
+    With a `seed` each sampled reply has one of its own that follows from it and the prompt.
 
     Raises BadInput (no prompts, or all refused), Busy (somebody else used the server), QualityError (no or
     contradicting counts), ServerDied and ServerError.
@@ -87,11 +99,13 @@ def measure(
         raise BadInput(f"the evaluation set {name} has no prompts. Check its path and column in the recipe.")
     run = Round(server, name, in_flight=settings.concurrency, request_timeout_s=request_timeout_s)
     cold = metrics_at_rest(server, 0)
-    warm_up_tokens = min(_WARM_UP_TOKENS, settings.max_completion_tokens)
-    warm_up = _questions(prompts[:_WARM_UP_REQUESTS], settings, warm_up_tokens)
+    short = settings.model_copy(
+        update={"max_completion_tokens": min(_WARM_UP_TOKENS, settings.max_completion_tokens)}
+    )
+    warm_up = _questions(prompts[: max(_WARM_UP_REQUESTS, settings.concurrency)], short, None)
     warmed = run_in_background(lambda: run.answer(warm_up))
     before = cold.generation_tokens + sum(len(reply.token_ids) for reply in warmed.values())
-    questions = _questions(prompts, settings, settings.max_completion_tokens)
+    questions = _questions(prompts, settings, seed)
     counted = count_replies(server, name, run, questions, before=before)
     refused = tuple(prompt.prompt_id for prompt in prompts if prompt.prompt_id not in counted.replies)
     if not counted.output_tokens:
@@ -100,6 +114,8 @@ def measure(
         )
     result = Measurement(
         replies={prompt_id: reply.token_ids for prompt_id, reply in counted.replies.items()},
+        prompts={prompt_id: reply.prompt_token_ids for prompt_id, reply in counted.replies.items()},
+        answered=len(counted.replies),
         refused=refused,
         output_tokens=counted.output_tokens,
         wall_seconds=counted.wall_seconds,
@@ -113,8 +129,15 @@ def measure(
     return result
 
 
-def _questions(prompts: Sequence[Prompt], settings: Evaluation, max_tokens: int) -> list[Question]:
-    return [
-        Question.first_turn(prompt, max_tokens=max_tokens, temperature=settings.temperature)
-        for prompt in prompts
-    ]
+def _questions(prompts: Sequence[Prompt], settings: Evaluation, seed: int | None) -> list[Question]:
+    salt = uuid.uuid4().hex
+    questions = []
+    for prompt in prompts:
+        question = Question.first_turn(
+            prompt, max_tokens=settings.max_completion_tokens, temperature=settings.temperature
+        )
+        body = {**question.body, "cache_salt": salt}
+        if seed is not None and settings.temperature:
+            body["seed"] = int(fingerprint([prompt.prompt_id, seed])[:8], 16)
+        questions.append(replace(question, body=body))
+    return questions

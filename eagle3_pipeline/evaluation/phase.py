@@ -1,137 +1,159 @@
-"""One phase of the evaluation: all that is asked of one server.
+"""One phase of the evaluation: all that is asked of one server, from its start to its stop.
 
-The sets' measurements and the replay are kept in a file each, as soon as they are whole: a replay that
-fails or is killed takes nothing of what was measured before it.
+    each cell of the phase | as often as it is measured | each set        kept one by one, see kept.py
+    a further question                                                    kept as well
+
+No server is started where all of it is kept.
 """
 
-import json
-import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from eagle3_pipeline.durable_files import write_json
-from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.evaluation.grid import Cell, Times
+from eagle3_pipeline.evaluation.kept import Kept, Key
 from eagle3_pipeline.evaluation.measurement import Measurement, measure
-from eagle3_pipeline.evaluation.replay import Conversation, Replay, replay
+from eagle3_pipeline.evaluation.progress import Progress
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.serving.specification import ServerSpec, evaluation_server
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
 
-logger = logging.getLogger(__name__)
+Sets = Mapping[str, Sequence[Prompt]]
+"""The prompts of each set by its name."""
+Measured = dict[Cell, list[dict[str, Measurement]]]
+"""What one phase gave: of each cell its repeats, of each repeat the measurement of every set."""
 
-_T = TypeVar("_T")
 
-REPLAY_NAME = "replay-with-draft.json"
-"""The file that keeps the replay."""
-Measurements = dict[str, Measurement]
-"""A measurement by the name of its set."""
-ServerOpener = Callable[[Path | None], "AbstractContextManager[RunningServer]"]
-"""Gives the server to measure: the target alone, or with the draft in a folder. It should stop when left."""
+class ServerOpener(Protocol):
+    """Gives the server to measure: the target alone, or with the draft in a folder. It stops when left."""
+
+    def __call__(
+        self, draft: Path | None, speculative_tokens: int | None = None, /
+    ) -> "AbstractContextManager[RunningServer]":
+        """The draft proposes `evaluation.speculative_tokens` at a time where it is not said how many."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all phases of one report have in common."""
+
+    lineage: Lineage
+    server_with: ServerOpener
+    sets: Sets
+    kept: Kept
+    progress: Progress
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What one server gave."""
+    """A server, and what it is measured with."""
 
-    measurements: Measurements
-    replay: Replay | None
-    """None without the draft, and where no conversation judged it."""
+    words: str
+    """Such as `with the draft`."""
+    draft: Path | None
+    speculative_tokens: int
+    times: Times
+
+    def server(self, lineage: Lineage) -> ServerSpec:
+        """The server; raises what `evaluation_server` raises."""
+        return evaluation_server(lineage, self.draft, self.speculative_tokens)
+
+    def tasks(self, sets: Sets) -> "list[Task]":
+        """All measurements, in their order."""
+        return [
+            Task(cell, repeat, name)
+            for cell, times in self.times.items()
+            for repeat in range(times)
+            for name in sets
+        ]
 
 
-def phase_file(draft: Path | None) -> str:
-    """The name of the file that keeps the measurements of a phase."""
-    return f"measurement-{'without' if draft is None else 'with'}-draft.json"
+@dataclass(frozen=True)
+class Task:
+    """One set, measured once."""
+
+    cell: Cell
+    repeat: int
+    name: str
+
+    @property
+    def key(self) -> Key:
+        """What it is kept under, beside its server and machine; the server knows the speculative tokens."""
+        return {
+            "set": self.name,
+            "temperature": self.cell.temperature,
+            "in_flight": self.cell.in_flight,
+            "repeat": self.repeat,
+        }
+
+
+@dataclass(frozen=True)
+class Further:
+    """What a server is asked when all is measured; `name` says of what, for it to be kept."""
+
+    name: str
+    words: str
+    ask: Callable[["RunningServer", Measured], dict[str, Any]]
+    """The answer as JSON values."""
 
 
 def measure_phase(
-    lineage: Lineage,
-    server_with: ServerOpener,
-    folder: Path,
-    sets: Mapping[str, Sequence[Prompt]],
-    *,
-    draft: Path | None = None,
-    conversations: Sequence[Conversation] = (),
-) -> Phase:
-    """All sets on one server, then `conversations`; each of both is kept from an earlier attempt.
+    bench: Bench, phase: Phase, further: Further | None = None
+) -> tuple[Measured, dict[str, Any]]:
+    """All measurements of a phase, and the answer to `further` (nothing where it is None).
 
-    What was measured on another machine is not kept. No server is opened where all is there.
+    Raises what `measure` and the question raise.
     """
-    from eagle3_pipeline.serving.specification import evaluation_server
-
-    spec = evaluation_server(lineage, draft=draft)
-    # Speeds are compared, so both phases must come from the same machine.
-    identity = {"format": 3, "server": spec.fingerprint, "host": socket.gethostname(), "sets": list(sets)}
-    path = folder / phase_file(draft)
-    words = "with the draft" if draft else "without the draft"
-    measured = _kept(path, identity, _measurements)
-    replayed = _kept(folder / REPLAY_NAME, identity, Replay.from_json) if conversations else None
-    if measured is not None:
-        logger.info("%s: measured already, kept from %s", words, path.name)
-        if replayed is not None or not conversations:
-            return Phase(measured, replayed)
-    logger.info("starting the server %s", words)
-    with server_with(draft) as server:
-        if measured is None:
-            measured = _measure(lineage, server, sets, words, with_draft=draft is not None)
-            write_json(path, {**identity, "found": {name: one.to_json() for name, one in measured.items()}})
-        if conversations and replayed is None:
-            replayed = _replay(lineage, server, conversations)
-            write_json(folder / REPLAY_NAME, {**identity, "found": replayed.to_json()})
-    return Phase(measured, replayed)
-
-
-def _measure(
-    lineage: Lineage,
-    server: "RunningServer",
-    sets: Mapping[str, Sequence[Prompt]],
-    words: str,
-    *,
-    with_draft: bool,
-) -> Measurements:
-    settings = lineage.recipe.evaluation
-    limit = lineage.recipe.generation.request_limit_s(settings.max_completion_tokens)
-    return {
-        name: measure(
-            server,
-            prompts,
-            settings,
-            name=f"{name} {words}",
-            with_draft=with_draft,
-            request_timeout_s=limit,
-        )
-        for name, prompts in sets.items()
-    }
+    here = {"host": socket.gethostname(), "server": phase.server(bench.lineage).fingerprint}
+    tasks = phase.tasks(bench.sets)
+    found = {task: bench.kept.find({**here, **task.key}, Measurement.from_json) for task in tasks}
+    measured = {task: one for task, one in found.items() if one is not None}
+    bench.progress.stand(len(measured))
+    question = {**here, "what": further.name} if further is not None else {}
+    answer = bench.kept.find(question, dict) if further is not None else {}
+    if len(measured) == len(tasks) and answer is not None:
+        return _by_cell(phase, bench.sets, measured), answer
+    bench.progress.say(f"starting the server {phase.words}")
+    with bench.server_with(phase.draft, phase.speculative_tokens) as server:
+        for task in tasks:
+            if task not in measured:
+                measured[task] = _measure(bench, phase, server, task)
+                bench.kept.keep({**here, **task.key}, measured[task].to_json())
+                bench.progress.add()
+        if answer is None:
+            assert further is not None
+            bench.progress.say(further.words)
+            answer = further.ask(server, _by_cell(phase, bench.sets, measured))
+            bench.kept.keep(question, answer)
+    return _by_cell(phase, bench.sets, measured), answer
 
 
-def _replay(lineage: Lineage, server: "RunningServer", conversations: Sequence[Conversation]) -> Replay:
-    longest = max(len(one.reply_token_ids) for one in conversations)
-    return replay(
+def _measure(bench: Bench, phase: Phase, server: "RunningServer", task: Task) -> Measurement:
+    recipe, cell = bench.lineage.recipe, task.cell
+    name = f"{task.name} {phase.words}, {cell.in_flight} in flight at temperature {cell.temperature:g}"
+    bench.progress.say(name + (f", repeat {task.repeat + 1} of {n}" if (n := phase.times[cell]) > 1 else ""))
+    found = measure(
         server,
-        conversations,
-        speculative_tokens=lineage.recipe.evaluation.speculative_tokens,
-        request_timeout_s=lineage.recipe.generation.request_limit_s(longest),
+        bench.sets[task.name],
+        cell.settings(recipe.evaluation),
+        name=name,
+        with_draft=phase.draft is not None,
+        request_timeout_s=recipe.generation.request_limit_s(recipe.evaluation.max_completion_tokens),
+        # vLLM's CPU backend dies of a seed.
+        seed=task.repeat if recipe.partitions.evaluation else None,
     )
+    # Only what is compared is worth its place in the journal: greedy replies, of which one repeat will do.
+    return found if cell.temperature == 0 and task.repeat == 0 else replace(found, replies={}, prompts={})
 
 
-def _measurements(found: dict[str, Any]) -> Measurements:
-    return {name: Measurement.from_json(record) for name, record in found.items()}
-
-
-def _kept(path: Path, identity: dict[str, Any], of: Callable[[dict[str, Any]], _T]) -> _T | None:
-    """What `path` keeps, or None where there is none or it is of another server or machine."""
-    if not path.exists():
-        return None
-    try:
-        value = json.loads(path.read_text())
-        found = value.pop("found")
-        return of(found) if value == identity else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(
-            f"{path} is no measurement ({error!r}). Delete it to measure its part again."
-        ) from error
+def _by_cell(phase: Phase, sets: Sets, measured: Mapping[Task, Measurement]) -> Measured:
+    return {
+        cell: [{name: measured[Task(cell, repeat, name)] for name in sets} for repeat in range(times)]
+        for cell, times in phase.times.items()
+    }

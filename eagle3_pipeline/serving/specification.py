@@ -99,13 +99,18 @@ def _code_in_server() -> dict[str, str]:
     return {name: sha256_of_file(folder / name) for name in _CODE_IN_SERVER}
 
 
-def evaluation_server(lineage: Lineage, draft: Path | None) -> ServerSpec:
-    """The server that measures: with the draft in a folder (MissingInput if it is not there), or without."""
+def evaluation_server(
+    lineage: Lineage, draft: Path | None, speculative_tokens: int | None = None
+) -> ServerSpec:
+    """The server that measures: with the draft in a folder (MissingInput if it is not there), or without.
+
+    The draft proposes `evaluation.speculative_tokens` at a time where it is not said how many.
+    """
     if draft is None:
         return _specify(lineage, "evaluation", (), None)
     if not draft.is_dir():
         raise MissingInput(f"no draft folder {draft}. Materialise draft_checkpoint first.")
-    flags = speculation_flags(draft, lineage.recipe.evaluation.speculative_tokens)
+    flags = speculation_flags(draft, speculative_tokens or lineage.recipe.evaluation.speculative_tokens)
     # The path alone would not do: a draft that was made again lies in the same folder.
     content = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(draft.iterdir())]
     return _specify(lineage, "evaluation", flags, content)

@@ -121,7 +121,10 @@ def test_the_evaluation_server_speculates_with_the_draft_and_knows_when_it_was_m
     }
     assert "--speculative_config" not in plain.argv
     assert first.fingerprint != plain.fingerprint
-    assert evaluation_server(lineage, draft) == first
+    assert evaluation_server(lineage, draft) == evaluation_server(lineage, draft, 5) == first
+    fewer = evaluation_server(lineage, draft, 2)
+    assert json.loads(value_of(fewer, "--speculative_config"))["num_speculative_tokens"] == 2
+    assert evaluation_server(lineage, None, 2) == plain
     (draft / "model.safetensors").write_bytes(b"22")
     assert evaluation_server(lineage, draft).fingerprint != first.fingerprint
 

@@ -89,7 +89,7 @@ def go_through(lineage: Lineage) -> None:
         write_states(lineage, waves.due(lineage, turn.shards))
         training.train_draft(lineage, nullcontext(), turn.shards)
 
-    def no_server(_: Path | None) -> Any:
+    def no_server(*_: object) -> Any:
         raise _NoServer
 
     with suppress(_NoServer):
