@@ -19,6 +19,7 @@ import logging
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from eagle3_pipeline.background import repeated
 from eagle3_pipeline.durable_files import full_disk_named, write_atomic, write_json
 from eagle3_pipeline.evaluation.agreement import compare, explanation
 from eagle3_pipeline.evaluation.greedy import greedy_agreement
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_NAME = "measurements.jsonl"
 _BASE_FOLDER = "base-draft"
+_NEWS_S = 10.0
 _FULL_DISK = "Free some space and materialise acceptance_report again: what was measured is kept."
 
 
@@ -59,8 +61,6 @@ def evaluate_draft(lineage: Lineage, server_with: ServerOpener) -> Manifest:
     place = lineage.acceptance_report()
     clean_up(lineage)  # what a kill at the end of the training left; the training itself is not called again
     if place.manifest() is None:
-        lineage.draft_checkpoint().require()
-        place.folder.mkdir(parents=True, exist_ok=True)
         with (
             full_disk_named(place.folder, _FULL_DISK),
             Kept(place.folder / KEPT_NAME, place.fingerprint) as kept,
@@ -73,37 +73,39 @@ def evaluate_draft(lineage: Lineage, server_with: ServerOpener) -> Manifest:
 
 def _make(lineage: Lineage, server_with: ServerOpener, kept: Kept) -> None:
     place = lineage.acceptance_report()
-    with ProgressFile(lineage.progress, place.asset) as news:
-        report = _measure(lineage, server_with, kept, news)
-        write_json(place.folder / "report.json", report)
-        write_atomic(place.folder / "report.md", report_markdown(report))
-        write_atomic(place.folder / PAGE_NAME, report_page(report))
-        logger.info(verdict(report))
-        logger.log(logging.INFO if report["simulation_agrees"] else logging.WARNING, explanation(report))
-        names = (KEPT_NAME, "report.json", "report.md", PAGE_NAME)
-        place.finish([place.folder / name for name in names], report)
+    report = _measure(lineage, server_with, kept)
+    write_json(place.folder / "report.json", report)
+    write_atomic(place.folder / "report.md", report_markdown(report))
+    write_atomic(place.folder / PAGE_NAME, report_page(report))
+    logger.info(verdict(report))
+    logger.log(logging.INFO if report["simulation_agrees"] else logging.WARNING, explanation(report))
+    names = (KEPT_NAME, "report.json", "report.md", PAGE_NAME)
+    place.finish([place.folder / name for name in names], report)
 
 
-def _measure(lineage: Lineage, server_with: ServerOpener, kept: Kept, news: ProgressFile) -> dict[str, Any]:
+def _measure(lineage: Lineage, server_with: ServerOpener, kept: Kept) -> dict[str, Any]:
     """The facts of the report."""
     settings, sets = lineage.recipe.evaluation, _read_sets(lineage)
-    drafts, base, alone = _phases(lineage)
-    every = [*drafts, *base, alone]
-    progress = Progress(sum(len(phase.tasks(sets)) for phase in every), news)
-    bench = Bench(lineage, server_with, sets, kept, progress)
     judges = conversations_that_judged(lineage)
-    first, replayed = measure_phase(bench, drafts[0], _replay(lineage, judges) if judges else None)
-    with_draft: Measured = dict(first)
-    for phase in drafts[1:]:
-        with_draft |= measure_phase(bench, phase)[0]
-    of_base_draft = measure_phase(bench, base[0])[0] if base else None
-    cell = greedy_cell(settings)
-    without, greedy = measure_phase(
-        bench, alone, _greedy(lineage, cell, with_draft[cell][0]) if cell is not None else None
-    )
+    drafts, base, alone = _phases(lineage)
+    progress = Progress(sum(len(phase.tasks(sets)) for phase in (*drafts, *base, alone)))
+    bench = Bench(lineage, server_with, sets, kept, progress)
+    with (
+        ProgressFile(lineage.progress, "acceptance_report") as news,
+        repeated(_NEWS_S, lambda: news.write({"line": progress.line()})),
+    ):
+        first, replayed = measure_phase(bench, drafts[0], _replay(lineage, judges) if judges else None)
+        with_draft: Measured = dict(first)
+        for phase in drafts[1:]:
+            with_draft |= measure_phase(bench, phase)[0]
+        of_base_draft = measure_phase(bench, base[0])[0] if base else None
+        cell = greedy_cell(settings)
+        compared = _greedy(lineage, cell, with_draft[cell][0]) if cell is not None else None
+        without, greedy = measure_phase(bench, alone, compared)
+        numbers = summarise(settings, without, with_draft, of_base_draft)
     trained = lineage.draft_checkpoint().require().facts
     return {
-        **summarise(settings, without, with_draft, of_base_draft),
+        **numbers,
         "greedy": greedy or None,
         **compare(Replay.from_json(replayed) if judges else None, trained, settings),
         "measured": measured(lineage),
