@@ -8,10 +8,13 @@ import dagster as dg
 from assets.identity import asset_key, identity
 from assets.outcome import outcome
 from assets.step import RETRIES, step
-from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
+from eagle3_pipeline.evaluation.agreement import explanation
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
+from eagle3_pipeline.evaluation.page import PAGE_NAME
+from eagle3_pipeline.evaluation.pictures import position_picture, speedup_picture
+from eagle3_pipeline.evaluation.tables import tables_of
 from eagle3_pipeline.manifest import Manifest
-from eagle3_pipeline.plots import bars, markdown_image
+from eagle3_pipeline.plots import markdown_image
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage, VllmServers
 
@@ -42,7 +45,8 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         with step():
             manifest = evaluate_draft(lineage, partial(servers.evaluation, lineage))
             place, found = lineage.acceptance_report(), _agreement(manifest)
-            return outcome(place, manifest, found, **_pictures(manifest), **_comparison(manifest))
+            page = dg.MetadataValue.path(place.folder / PAGE_NAME)
+            return outcome(place, manifest, found, page=page, **_pictures(manifest), **_tables(manifest))
 
     return acceptance_report
 
@@ -60,10 +64,16 @@ def _agreement(manifest: Manifest) -> dg.AssetCheckResult:
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:
-    image = bars(manifest.facts["acceptance_by_position"], "Acceptance by position", "speculated token")
-    return {"acceptance_plot": dg.MetadataValue.md(markdown_image(image, "acceptance by position"))}
+    drawn = {
+        "acceptance_plot": (position_picture(manifest.facts), "acceptance by position"),
+        "speedup_plot": (speedup_picture(manifest.facts), "speed-up by set"),
+    }
+    return {name: dg.MetadataValue.md(markdown_image(png, alt)) for name, (png, alt) in drawn.items()}
 
 
-def _comparison(manifest: Manifest) -> dict[str, Any]:
-    rows = [dg.TableRecord(dict(row)) for row in rows_of_comparison(manifest.facts)]
-    return {"simulated_and_served": dg.MetadataValue.table(rows)} if rows else {}
+def _tables(manifest: Manifest) -> dict[str, Any]:
+    return {
+        name: dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows])
+        for name, rows in tables_of(manifest.facts).items()
+        if rows
+    }

@@ -1,11 +1,6 @@
 """report.html: the acceptance report as one page for people, without network, for light and dark screens.
 
-evaluate_draft makes the last facts of a report and writes the page beside report.json:
-
-    report |= {"measured": measured(lineage)}
-    write_atomic(folder / PAGE_NAME, report_page(report))
-
-The page is page.html.jinja, filled in: whatever a recipe or a server put into a report is escaped there.
+It is page.html.jinja, filled in: whatever a recipe or a server put into a report is escaped there.
 """
 
 import shlex
@@ -13,18 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
+from eagle3_pipeline.evaluation.agreement import explanation
 from eagle3_pipeline.evaluation.pictures import position_picture, speedup_picture
 from eagle3_pipeline.evaluation.report import verdict
-from eagle3_pipeline.evaluation.tables import (
-    fixed,
-    percent,
-    rows_of_acceptance,
-    rows_of_base,
-    rows_of_grid,
-    rows_of_speed,
-    spread,
-)
+from eagle3_pipeline.evaluation.tables import fixed, percent, spread, tables_of
 from eagle3_pipeline.plots import DARK, LIGHT, Look, data_uri
 
 PAGE_NAME = "report.html"
@@ -48,11 +35,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         measured=report["measured"],
         verdict=verdict(report),
         spread=spread(report),
-        acceptance=rows_of_acceptance(report),
-        speed=rows_of_speed(report),
-        base=rows_of_base(report),
-        grid=rows_of_grid(report),
-        simulated=rows_of_comparison(report),
+        tables=tables_of(report),
         explanation=explanation(report),
         pictures={
             "Acceptance by position": _picture(position_picture, report),

@@ -3,11 +3,24 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from eagle3_pipeline.evaluation.agreement import rows_of_comparison
+
 NONE = "–"
 """Stands where there is no number."""
 
 Rows = list[dict[str, str]]
 Report = Mapping[str, Any]
+
+
+def tables_of(report: Report) -> dict[str, Rows]:
+    """All tables by name; those of what was not measured have no rows."""
+    return {
+        "acceptance_by_set": rows_of_acceptance(report),
+        "speed_by_set": rows_of_speed(report),
+        "beside_the_base": rows_of_base(report),
+        "by_settings": rows_of_grid(report),
+        "simulated_and_served": rows_of_comparison(report),
+    }
 
 
 def rows_of_acceptance(report: Report) -> Rows:

@@ -4,10 +4,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from eagle3_pipeline.plots import bars, histogram, lines, markdown_image
+from eagle3_pipeline.plots import (
+    CARD,
+    DARK,
+    LIGHT,
+    Look,
+    bars,
+    data_uri,
+    grouped_bars,
+    histogram,
+    lines,
+    markdown_image,
+    ratios,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -16,6 +29,8 @@ def test_each_plot_is_a_png() -> None:
     pictures = [
         histogram([0, 10, 20], [3, 4], "Completion lengths", "tokens"),
         bars([0.4, 0.2, 0.1], "Acceptance by position", "speculated token"),
+        grouped_bars({"draft": [0.4, 0.2], "base draft": [0.3, 0.1]}, "Acceptance", "speculated token"),
+        ratios({"gsm8k": (1.1, 1.2, 1.3), "all": (0.9, 1.0, 1.1)}, "Speed-up", "x"),
         lines([1, 2, 3], {"loss": [3.0, float("nan"), 1.0], "other": [1, 2, 3]}, "Loss", "step"),
     ]
     assert all(picture.startswith(PNG) for picture in pictures)
@@ -26,11 +41,18 @@ def test_each_plot_is_a_png() -> None:
     [
         lambda: histogram([0, 1], [0], "t", "x"),
         lambda: bars([], "t", "x"),
+        lambda: grouped_bars({}, "t", "x"),
+        lambda: grouped_bars({"a": [0.1, 0.2], "b": [0.3]}, "t", "x"),
+        lambda: ratios({}, "t", "x"),
+        lambda: ratios({"once": (1.2, 1.2, 1.2), "rounded": (1.2 + 1e-16, 1.2, 1.2)}, "t", "x"),
         lambda: lines([], {}, "t", "x"),
         lambda: lines([1], {"a": [float("nan")]}, "t", "x"),
         lambda: lines([1], {"a": [1.0]}, "costs $5 and $6", "x"),
     ],
-    ids=["histogram", "bars", "no lines", "nan", "one point and dollars"],
+    ids=[
+        *("histogram", "bars", "no groups", "uneven groups", "no ratios", "no spread"),
+        *("no lines", "nan", "one point and dollars"),
+    ],
 )
 def test_little_or_nothing_to_draw_still_gives_a_picture(draw: Callable[[], bytes]) -> None:
     assert draw().startswith(PNG)
@@ -46,6 +68,23 @@ def test_the_card_is_white_so_that_it_reads_in_dark_mode() -> None:
 
     pixels: Any = imread(io.BytesIO(bars([1.0], "t", "x")))
     assert pixels[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK], ids=["light", "dark"])
+def test_a_picture_for_a_page_has_no_background_of_its_own_and_its_writing_is_readable_there(
+    look: Look,
+) -> None:
+    for drawn in (
+        grouped_bars({"draft": [0.4], "base draft": [0.3]}, "t", "x", look),
+        ratios({"all": (1.1, 1.2, 1.3)}, "t", "x", look),
+    ):
+        styles = [one.get("style", "") for one in ElementTree.fromstring(drawn).iter()]
+        assert any(look.ink in style for style in styles)
+        assert not any(f"fill: {CARD.card}" in style for style in styles)
+
+
+def test_an_address_of_a_picture_says_what_it_is() -> None:
+    assert data_uri(b"bytes", LIGHT) == f"data:image/svg+xml;base64,{base64.b64encode(b'bytes').decode()}"
 
 
 def test_markdown_carries_the_picture_and_an_alt_text_that_cannot_break_it() -> None:

@@ -23,6 +23,7 @@ from eagle3_pipeline.manifest import FileEntry, Manifest, Place
 from eagle3_pipeline.recipe import Recipe, load_recipe
 from resources.console import news_logger
 from tests.location.conftest import ROOT
+from tests.release.made import REPORT
 
 PNG = b"\x89PNG\r\n\x1a\n"
 OURS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Eagle3Error)]
@@ -86,21 +87,21 @@ def test_the_version_of_a_range_changes_with_any_of_its_shards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "facts", "name"),
+    ("module", "facts", "names"),
     [
         (
             synthetic_samples,
             {"completion_lengths": {"edges": [0, 8, 16], "counts": [3, 5]}},
             "completion_length_plot",
         ),
-        (acceptance_report, {"acceptance_by_position": [0.5, 0.3, 0.1]}, "acceptance_plot"),
+        (acceptance_report, REPORT, "acceptance_plot speedup_plot"),
     ],
     ids=["synthetic_samples", "acceptance_report"],
 )
-def test_a_picture_is_markdown_that_carries_a_png(module: Any, facts: dict[str, Any], name: str) -> None:
+def test_a_picture_is_markdown_that_carries_a_png(module: Any, facts: dict[str, Any], names: str) -> None:
     pictures = module._pictures(_manifest("any", **facts))
-    assert set(pictures) == {name}
-    assert _png_of(pictures[name]).startswith(PNG)
+    assert set(pictures) == set(names.split())
+    assert all(_png_of(picture).startswith(PNG) for picture in pictures.values())
 
 
 TRAINED = {
