@@ -107,10 +107,10 @@ def _aligned(rows: Rows) -> str:
 
 def report_markdown_table(report: dict[str, Any]) -> str:
     """The report's numbers as a Markdown table."""
-    return _markdown(_rows(report))
+    return markdown(_rows(report))
 
 
-def _markdown(rows: Rows) -> str:
+def markdown(rows: Rows) -> str:
     head, *body = list(rows[0]), *(list(row.values()) for row in rows)
     aligned = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, aligned, *body]) + "\n"
@@ -121,8 +121,8 @@ def report_markdown(report: dict[str, Any]) -> str:
     *notes, agreement = _notes(report)
     parts = ["# Acceptance", "", report_markdown_table(report), "\n\n".join(notes), ""]
     for heading, rows in _further(report).items():
-        parts += [f"## {heading}", "", _markdown(rows)]
+        parts += [f"## {heading}", "", markdown(rows)]
     parts += ["## Simulated and served", ""]
     if compared := rows_of_comparison(report):
-        parts.append(_markdown(compared))
+        parts.append(markdown(compared))
     return "\n".join([*parts, agreement, ""])
