@@ -65,13 +65,14 @@ def _notes(report: dict[str, Any]) -> list[str]:
         f"{report['in_flight']} in flight, at most {report['max_completion_tokens']} tokens a reply.",
     ]
     if report["greedy"] is not None:
-        notes.append(_greedy_note(report["greedy"]))
+        notes.append(greedy_note(report["greedy"]))
     if report["refused"]:
         notes.append(f"{report['refused']} prompts are longer than the server's context and were left out.")
     return [*notes, explanation(report)]
 
 
-def _greedy_note(found: dict[str, Any]) -> str:
+def greedy_note(found: dict[str, Any]) -> str:
+    """What the comparison of greedy replies showed; `found` is the report's `greedy`."""
     differ, plain = found["differ_with_draft"], found["differ_plain"]
     text = (
         f"Of {found['compared']} greedy replies {differ} differ with the draft, {plain} between two runs "
@@ -111,6 +112,7 @@ def report_markdown_table(report: dict[str, Any]) -> str:
 
 
 def markdown(rows: Rows) -> str:
+    """A table in Markdown, numbers at the right."""
     head, *body = list(rows[0]), *(list(row.values()) for row in rows)
     aligned = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, aligned, *body]) + "\n"
