@@ -14,6 +14,7 @@ from eagle3_pipeline.alternatives import alternatives
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, read_manifest
+from eagle3_pipeline.report_forecast import ReportForecast, forecast_report
 from eagle3_pipeline.room import expected_plan, known_lengths
 from eagle3_pipeline.samples.byte_plan import BytePlan
 from eagle3_pipeline.samples.extraction_room import require_room_for
@@ -52,6 +53,7 @@ class Forecast:
     source: str
     samples_made: int
     phases: list[Phase]
+    report: ReportForecast
 
     @property
     def extraction_again(self) -> Phase:
@@ -61,7 +63,10 @@ class Forecast:
 
 
 def forecast(lineage: Lineage) -> Forecast:
-    """What is known now; raises MissingInput without a target, DamagedFile for damaged samples."""
+    """What is known now.
+
+    Raises MissingInput without a target, DamagedFile for damaged samples, BadInput for evaluation sets.
+    """
     recipe = lineage.recipe
     known = known_lengths(lineage)
     expected, source = _expected(lineage, known)
@@ -77,7 +82,9 @@ def forecast(lineage: Lineage) -> Forecast:
         Phase("training", training, _training_speed(lineage)),
     ]
     complaint = _complaint(lineage, fit) if audit is None else _complaint_of_turn(lineage, waves)
-    return Forecast(fit, complaint, waves, passes, audit is not None, source, len(known), phases)
+    completions = [total - prompt for shard in known.values() for prompt, total in shard]
+    report = forecast_report(lineage, completions)
+    return Forecast(fit, complaint, waves, passes, audit is not None, source, len(known), phases, report)
 
 
 def _complaint(lineage: Lineage, fit: Fit) -> str | None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from eagle3_pipeline.cli.checkout import add_recipe, lineage_of
 
 if TYPE_CHECKING:
+    from eagle3_pipeline.evaluation.effort import Effort
     from eagle3_pipeline.forecast import Forecast, Phase
+    from eagle3_pipeline.report_forecast import ReportForecast
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,6 +26,8 @@ def _plan(options: argparse.Namespace) -> int:
     lineage = lineage_of(options.recipe)
     found = forecast(lineage)
     rows = [*_amounts(found), *_waves(found), *_hours(found)]
+    rows.append(("time of report", _time_of_effort(found.report, found.report.report)))
+    rows.append(("time of release", _time_of_effort(found.report, found.report.release)))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows))
     return 0
@@ -70,3 +74,20 @@ def _time_of(phase: "Phase") -> str:
     if phase.seconds_left is None or phase.tokens_per_second is None:
         return f"not measured yet; {left}"
     return f"{in_words(phase.seconds_left)}: {left}, {phase.tokens_per_second:,.0f} a second so far"
+
+
+def _time_of_effort(found: "ReportForecast", effort: "Effort | None") -> str:
+    from eagle3_pipeline.duration import in_words
+
+    if effort is None:
+        return "done"
+    starts = f"{len(effort.servers)} server {'start' if len(effort.servers) == 1 else 'starts'}"
+    names = ", ".join(effort.servers)
+    replies = f"{effort.replies:,} replies, {effort.tokens:,.0f} tokens"
+    if (seconds := found.seconds(effort)) is None or found.loading is None or found.pace is None:
+        return f"not measured yet; {starts} ({names}), {replies}"
+    pace = found.pace
+    return (
+        f"{'at most' if pace.is_least else 'about'} {in_words(seconds)}: {starts} ({names}) of "
+        f"{in_words(found.loading)}, {replies} at {pace.tokens_per_second:,.0f} a second each, {pace.source}"
+    )

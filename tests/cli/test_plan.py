@@ -4,6 +4,7 @@ import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,9 +49,24 @@ def plan(recipe: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return dict(rows)
 
 
-def finish(place: Place, tokens: int, seconds: float, **facts: int) -> None:
+def finish(place: Place, tokens: int, seconds: float, **facts: Any) -> None:
     place.folder.mkdir(parents=True, exist_ok=True)
     place.finish([], {"tokens": tokens, "seconds": seconds, **facts})
+
+
+def report(lineage: Lineage, **facts: float) -> Place:
+    """Where an earlier report of this recipe lies, made with other settings."""
+    place = Place(lineage.folder / "acceptance_report" / "0123456789ab", "acceptance_report", "0" * 16, {})
+    place.folder.mkdir(parents=True)
+    place.finish([], facts)
+    return place
+
+
+def server_came_up(lineage: Lineage) -> None:
+    """The log of an evaluation server that loaded for 22 minutes."""
+    lineage.logs.mkdir(parents=True, exist_ok=True)
+    line = "(APIServer pid=1) INFO 11-30 10:22:00 [entry.py:140] Starting vLLM server on http://127.0.0.1:1\n"
+    (lineage.logs / "evaluation-20261130T100000-abcdef.log").write_text(line)
 
 
 def test_before_the_target_is_made_it_says_what_to_make(
@@ -169,3 +185,68 @@ def test_once_the_waves_are_decided_only_the_one_to_come_is_judged(
     copy.parent.mkdir(parents=True)
     copy.touch()
     assert plan(recipe, capsys)["this recipe"] == "bf16, kept: all; fits"
+
+
+def test_before_anything_is_measured_the_report_has_its_servers_and_replies(
+    lineage: Lineage, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = plan(recipe, capsys)
+    # A set of 8 prompts, on both servers as often as it is repeated, and once at the other batch size; two
+    # conversations that judge. Half of 64 and of 128 tokens each.
+    replies = 8 * (2 * lineage.recipe.evaluation.repeats + 1) + 2
+    assert rows["time of report"] == (
+        "not measured yet; 2 server starts (the draft with speculative_tokens 3, the target alone), "
+        f"{replies} replies, {(replies - 2) * 32 + 2 * 64:,} tokens"
+    )
+    assert rows["time of release"] == (
+        "not measured yet; 1 server start (the released folder), 8 replies, 256 tokens"
+    )
+
+
+def test_before_the_first_report_its_time_is_at_most_that_at_the_pace_of_generation(
+    lineage: Lineage, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server_came_up(lineage)
+    make_samples(lineage, "p8-s000", ["good"] * 8, lengths=[40] * 4 + [400] * 4)
+    other = Place(
+        lineage.folder / "synthetic_samples" / "0123456789ab" / "s", "synthetic_samples", "0", {}, "s"
+    )
+    finish(other, 0, 1.0, server_history={"running": [4.0, 4.0], "tokens_per_second": [12.0, 4.0]})
+    found = forecast(lineage).report
+    assert found.report is not None
+    assert found.release is not None
+    repeats = lineage.recipe.evaluation.repeats
+    # A reply of the report has at most 64 tokens, one that judges is as long as it was.
+    assert found.report.tokens == pytest.approx(8 * (2 * repeats + 1) * (40 + 64) / 2 + 2 * 220)
+    # Two tokens a second each: one at a time but for the other batch size (4) and the two that judge.
+    seconds = (8 * 2 * repeats + 8 / 4) * 52 / 2 + 220 / 2
+    assert found.seconds(found.report) == pytest.approx(2 * 22 * 60 + seconds)
+    rows = plan(recipe, capsys)
+    assert rows["time of report"].startswith("at most ")
+    assert "(the draft with speculative_tokens 3, the target alone) of 22 min, " in rows["time of report"]
+    assert rows["time of report"].endswith(" at 2 a second each, as in generation, with 4 at a time")
+
+
+def test_after_a_report_the_next_one_is_expected_at_its_pace(
+    lineage: Lineage, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server_came_up(lineage)
+    report(lineage, seconds_per_output_token_with=0.05, seconds_per_output_token_without=0.1)
+    said = plan(recipe, capsys)["time of release"]
+    # 256 tokens, all eight replies at a time.
+    assert said == (
+        "about 22 min: 1 server start (the released folder) of 22 min, 8 replies, 256 tokens at 10 a second "
+        "each, as in the last report"
+    )
+
+
+def test_what_is_made_takes_no_more_time(
+    lineage: Lineage, recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = report(lineage, seconds_per_output_token_with=0.05, seconds_per_output_token_without=0.1)
+    monkeypatch.setattr(Lineage, "acceptance_report", lambda _: made)
+    rows = plan(recipe, capsys)
+    assert rows["time of report"] == "done"
+    assert rows["time of release"] != "done"
+    monkeypatch.setattr(Lineage, "released_draft", lambda _: made)
+    assert plan(recipe, capsys)["time of release"] == "done"
