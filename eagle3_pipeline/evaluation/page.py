@@ -18,7 +18,7 @@ PAGE_NAME = "report.html"
 """The page's file beside report.json."""
 
 
-def report_page(report: Mapping[str, Any]) -> str:
+def report_page(report: dict[str, Any]) -> str:
     """The page of a report, as HTML. Takes the facts or report.json, with `measured` (see measured.py)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -29,7 +29,7 @@ def report_page(report: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"fixed": fixed, "percent": percent, "shell": shlex.join}
+    environment.filters.update(fixed=fixed, percent=percent, shell=shlex.join)
     return environment.get_template("page.html.jinja").render(
         report=report,
         measured=report["measured"],
