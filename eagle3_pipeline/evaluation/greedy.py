@@ -161,7 +161,7 @@ def _check_rate(
 def _chance(more: int, fewer: int) -> float:
     """The chance of at least `more` heads in `more + fewer` throws of a coin."""
     throws = more + fewer
-    return sum(math.comb(throws, heads) for heads in range(more, throws + 1)) / 2**throws
+    return sum(math.comb(throws, heads) for heads in range(more, throws + 1)) / (1 << throws)
 
 
 def _meaning(server: "RunningServer") -> str:
