@@ -10,12 +10,13 @@ from typing import Any
 
 from eagle3_pipeline.evaluation.agreement import explanation
 from eagle3_pipeline.evaluation.pictures import position_picture, speedup_picture
-from eagle3_pipeline.evaluation.report import verdict
+from eagle3_pipeline.evaluation.report import greedy_note, verdict
 from eagle3_pipeline.evaluation.tables import fixed, percent, spread, tables_of
 from eagle3_pipeline.plots import DARK, LIGHT, Look, data_uri
 
 PAGE_NAME = "report.html"
 """The page's file beside report.json."""
+_NOT_GREEDY = "Replies are not compared: nothing was measured at temperature 0."
 
 
 def report_page(report: dict[str, Any]) -> str:
@@ -36,6 +37,7 @@ def report_page(report: dict[str, Any]) -> str:
         verdict=verdict(report),
         spread=spread(report),
         tables=tables_of(report),
+        greedy=greedy_note(report["greedy"]) if report["greedy"] is not None else _NOT_GREEDY,
         explanation=explanation(report),
         pictures={
             "Acceptance by position": _picture(position_picture, report),
