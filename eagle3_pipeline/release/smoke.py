@@ -49,7 +49,7 @@ def smoke(lineage: Lineage, server: "RunningServer") -> dict[str, Any]:
     run = Round(server, name, in_flight=_IN_FLIGHT, request_timeout_s=limit)
     counted = count_replies(server, name, run, _questions(lineage))
     counts = counted.acceptance(name, settings.speculative_tokens, server)
-    # Repeats of greedy replies are the same drafts once more.
+    # A repeat of greedy replies is the same drafts once more and makes the report no surer.
     once = reported["drafts"] / reported["repeats"]
     shares = zip(counts.acceptance_by_position, reported["acceptance_by_position"], strict=True)
     errors = max(standard_errors_apart(now, counts.drafts, then, once) for now, then in shares)

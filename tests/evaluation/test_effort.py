@@ -1,11 +1,18 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle3_pipeline.evaluation.effort import Asked, Effort, effort_of_release, effort_of_report
-from eagle3_pipeline.recipe import Recipe
-from tests.release.made import recipe
+from eagle3_pipeline.evaluation.evaluation import evaluate_draft
+from eagle3_pipeline.recipe import Recipe, load_recipe
+from tests.evaluation.counting_server import CountingServer, counting_server
+from tests.evaluation.judges import judging
+from tests.release.made import made_lineage, make_checkpoint, recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 DRAFT, BASE, ALONE = "the draft with speculative_tokens 3", "the base draft", "the target alone"
 SETS = {"everyday": 20, "gsm8k": 5}
@@ -71,3 +78,33 @@ def test_the_release_is_one_more_server_for_the_first_set_once(tmp_path: Path) -
 def test_requests_in_flight_share_the_time() -> None:
     effort = Effort({"one": [Asked(10, 1000, 1)], "other": [Asked(10, 1000, 4)]})
     assert effort.seconds(50) == pytest.approx(20 + 5)
+
+
+def test_a_report_starts_the_servers_and_asks_the_replies_that_were_expected(tmp_path: Path) -> None:
+    held_out = {"name": "everyday", "path": str(tmp_path / "recipe" / "held-out.jsonl"), "column": "prompt"}
+    evaluation = {
+        "sets": [held_out],
+        "max_completion_tokens": 40,  # a warm-up has fewer
+        "grid": {"speculative_tokens": [2], "concurrency": [2]},
+    }
+    lineage = made_lineage(tmp_path, [judging("a", 1)], evaluation=evaluation)
+    make_checkpoint(lineage, weights=False)
+    asked = []
+
+    @contextmanager
+    def server_with(draft: Path | None, speculative_tokens: int | None = None, /) -> Iterator[CountingServer]:
+        knobs = {} if draft is None else {"speculative_tokens": speculative_tokens}
+        with counting_server(drafts=draft is not None, **knobs) as server:
+            yield server
+        asked.append(sum("prompt" in body or body["max_tokens"] == 40 for body in server.requests))
+
+    evaluate_draft(lineage, server_with)  # type: ignore[arg-type]
+    effort = effort_of_report(lineage.recipe, {"everyday": 3}, reply=40, judged=12)
+    assert asked == [sum(one.replies for one in each) for each in effort.servers.values()]
+
+
+def test_kimis_report_loads_it_three_times_and_its_release_once_more() -> None:
+    kimi = load_recipe("kimi-k2.5-8gpu", RECIPES)
+    report = effort_of_report(kimi, {"everyday": 80}, reply=1200, judged=2000)
+    assert list(report.servers) == [DRAFT, BASE, ALONE]
+    assert list(effort_of_release(kimi, {"everyday": 80}, reply=1200).servers) == ["the released folder"]
