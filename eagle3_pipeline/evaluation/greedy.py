@@ -131,7 +131,7 @@ def _check_gaps(server: "RunningServer", gaps: Sequence[tuple[float, Parting]], 
         f"prompt {parting.name}, token {parting.position + 1} of the greedy reply: {plain} without the "
         f"draft, {drafted} with it. The target's own log-probabilities are {gap:.3f} apart there, which is "
         f"no near tie: the bound is {bound:.3f} ({MARGIN:g} times the largest gap between two runs without a "
-        f"draft, at least {FLOOR:g}). So it is at {len(clear)} of {len(gaps)} places that were looked at. "
+        f"draft, at least {FLOOR:g}). It is so at {len(clear)} of {len(gaps)} places that were looked at. "
         f"{_meaning(server)} If the target's generation_config.json sets a penalty, log-probabilities are "
         "not what it chooses by: add --generation-config vllm to server.evaluation.extra_args, measure again."
     )
