@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline.errors import BadInput, DamagedFile, MissingInput
-from eagle3_pipeline.evaluation.tables import by_set
+from eagle3_pipeline.evaluation.report import aligned
+from eagle3_pipeline.evaluation.tables import NONE, by_set
 
 Report = Mapping[str, Any]
 
@@ -51,12 +52,16 @@ class Compared:
     """Whether the difference is beyond the spread; None where the spread is not known."""
 
     @property
-    def cells(self) -> list[str]:
-        """The row of the table."""
-        change = f"{self.second - self.first:+.3f}"
-        share = f"{self.second / self.first - 1:+.1%}" if self.first else "-"
-        beyond = {True: "yes", False: "no", None: "-"}[self.beyond]
-        return [self.where, self.number, f"{self.first:.3f}", f"{self.second:.3f}", change, share, beyond]
+    def row(self) -> dict[str, str]:
+        """As a row of text."""
+        return {
+            "number": f"{self.where}: {self.number}",
+            "A": f"{self.first:.3f}",
+            "B": f"{self.second:.3f}",
+            "difference": f"{self.second - self.first:+.3f}",
+            "in %": f"{self.second / self.first - 1:+.1%}" if self.first else NONE,
+            "beyond the spread": {True: "yes", False: "no", None: NONE}[self.beyond],
+        }
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -92,17 +97,9 @@ def compare_reports(first: Report, second: Report) -> list[Compared]:
 
 def comparison_table(first: Report, second: Report) -> str:
     """The comparison for a terminal; raises BadInput."""
-    head = ["where", "number", "A", "B", "difference", "in %", "beyond the spread"]
-    rows = [head, *(one.cells for one in compare_reports(first, second))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        words = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        words += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(words).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    table = aligned([one.row for one in compare_reports(first, second)])
     whose = [f"{letter}  {_whose(one['measured'])}" for letter, one in (("A", first), ("B", second))]
-    return "\n".join([*whose, "", *lines, "", *_notes(first, second)]) + "\n"
+    return "\n".join([*whose, "", table, "", *_notes(first, second)]) + "\n"
 
 
 def _refusals(first: Report, second: Report) -> Iterator[str]:

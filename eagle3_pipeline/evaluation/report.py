@@ -89,11 +89,12 @@ def greedy_note(found: dict[str, Any]) -> str:
 
 def report_table(report: dict[str, Any]) -> str:
     """The report for a terminal: tables of plain text and what they mean."""
-    further = [f"{heading}\n{_aligned(rows)}" for heading, rows in _further(report).items()]
-    return "\n\n".join([_aligned(_rows(report)), *further, "\n".join(_notes(report))]) + "\n"
+    further = [f"{heading}\n{aligned(rows)}" for heading, rows in _further(report).items()]
+    return "\n\n".join([aligned(_rows(report)), *further, "\n".join(_notes(report))]) + "\n"
 
 
-def _aligned(rows: Rows) -> str:
+def aligned(rows: Rows) -> str:
+    """A table of plain text, numbers at the right."""
     cells = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
