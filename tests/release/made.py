@@ -1,4 +1,4 @@
-"""A lineage whose things are all made by hand, with a tiny draft in the layout of speculators 0.9."""
+"""A lineage whose things are all made by hand, with a tiny draft."""
 
 import json
 from collections.abc import Sequence
@@ -8,11 +8,21 @@ from typing import Any
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.recipe import Recipe
+from eagle3_pipeline.release.names import target_name
 from eagle3_pipeline.samples import SAMPLES_NAME, Sample, write_samples
 from tests.recipes import finish_prompts
+from tests.release.tiny_draft import (
+    DRAFT_TOKENS,
+    HIDDEN,
+    LAYERS,
+    TARGET_CONFIG,
+    VOCAB,
+    draft_config,
+    draft_tensors,
+    write_draft,
+    write_target,
+)
 
-HIDDEN, VOCAB, DRAFT_TOKENS, LAYERS = 16, 40, 8, (1, 2, 3, 4)
-DRAFT_IDS = (0, 2, 3, 5, 9, 11, 20, 39)
 TARGET_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _NUMBERS: dict[str, Any] = {
@@ -105,13 +115,13 @@ def made_lineage(root: Path, judges: Sequence[Sample] = (), **sections: Any) -> 
     lineage = Lineage(recipe(root / "recipe", **sections), root / "storage")
     folder = root / "target"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps(TARGET_CONFIG))
     (folder / "model.safetensors").touch()
     target = {
         "model_path": str(folder),
         "model_fingerprint": "a" * 64,
         "architecture": "LlamaForCausalLM",
-        "num_layers": 4,
+        "num_layers": LAYERS[-1],
         "hidden_size": HIDDEN,
         "vocab_size": VOCAB,
     }
@@ -136,84 +146,21 @@ def _finish(place: Any, facts: dict[str, Any]) -> None:
     place.finish([], facts)
 
 
-def draft_config() -> dict[str, Any]:
-    """What speculators 0.9 saves for such a draft, as far as anybody reads it."""
-    return {
-        "architectures": ["Eagle3DraftModel"],
-        "draft_vocab_size": DRAFT_TOKENS,
-        "dtype": "float32",
-        "eagle_aux_hidden_state_layer_ids": list(LAYERS[:-1]),
-        "embed_requires_grad": False,
-        "fc_norm": False,
-        "norm_before_fc": False,
-        "norm_before_residual": True,
-        "norm_output": False,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": TARGET_NAME},
-        },
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.9.0",
-        "target_hidden_size": None,
-        "tie_word_embeddings": False,
-        "transformer_layer_config": {
-            "head_dim": 8,
-            "hidden_size": HIDDEN,
-            "intermediate_size": 32,
-            "model_type": "llama",
-            "num_attention_heads": 2,
-            "num_hidden_layers": 1,
-            "num_key_value_heads": 1,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-            "vocab_size": VOCAB,
-        },
-    }
-
-
-def draft_tensors() -> dict[str, Any]:
-    """Random weights, norms that are still ones, and the map between the vocabularies."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    shapes = {
-        "embed_tokens.weight": (VOCAB, HIDDEN),
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        "lm_head.weight": (DRAFT_TOKENS, HIDDEN),
-        "layers.0.mlp.down_proj.weight": (HIDDEN, 32),
-        "layers.0.self_attn.q_proj.weight": (HIDDEN, 2 * HIDDEN),
-    }
-    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    for norm in ("norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight"):
-        tensors[norm] = torch.ones(HIDDEN)
-    ids = torch.tensor(DRAFT_IDS)
-    tensors["d2t"] = ids - torch.arange(DRAFT_TOKENS)
-    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
-    tensors["t2d"][ids] = True
-    return tensors
-
-
-def write_draft(
-    folder: Path, config: dict[str, Any] | None = None, tensors: dict[str, Any] | None = None
-) -> Path:
-    """Write a draft, by default a right one."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config or draft_config(), indent=2))
-    save_file(tensors or draft_tensors(), folder / "model.safetensors")
-    return folder
-
-
 def make_checkpoint(lineage: Lineage, *, weights: bool = True) -> Manifest:
-    """The trained draft of a made lineage; without `weights`, which need torch, for who only names it."""
+    """The trained draft of a made lineage; without `weights`, which need torch, for who only names it.
+
+    With them the target's are there as well, and the base draft, which is of the EAGLE-3 authors' kind.
+    """
     place = lineage.draft_checkpoint()
     draft = place.folder / "draft"
     draft.mkdir(parents=True, exist_ok=True)
     if weights:
-        write_draft(draft)
+        write_target(lineage.model_path())
+        base = lineage.base_draft_path()
+        config = draft_config(target_name(lineage.recipe.target), normed=base is None)
+        for folder in (draft, base):
+            if folder is not None:
+                write_draft(folder, config, draft_tensors(normed=base is None))
     (place.folder / "metrics.jsonl").write_text("{}\n")
     files = [*draft.iterdir(), place.folder / "metrics.jsonl"]
     simulated = {"simulated_acceptance_length": 1.6, "simulated_acceptance_by_position": [0.3, 0.2, 0.1]}
