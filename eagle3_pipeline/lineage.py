@@ -206,11 +206,12 @@ class Lineage:
         return self._place("acceptance_report", inputs)
 
     def released_draft(self) -> Place:
-        """The folder that vLLM serves."""
+        """The folder that others serve. Where it is published changes nothing in it."""
+        release = self.recipe.settings("release")["release"]
         inputs = {
             "draft": self.draft_checkpoint().require().digest,
             "report": self.acceptance_report().require().digest,
-            **self.recipe.settings("release"),
+            "release": {key: value for key, value in release.items() if key not in ("folder", "publish")},
         }
         return self._place("released_draft", inputs)
 

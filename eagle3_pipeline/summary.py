@@ -16,7 +16,7 @@ def summary(lineage: Lineage) -> str:
     states = lineage.made([lineage.hidden_state_shards(shard) for shard in shards])
     draft = lineage.draft_checkpoint().require().facts
     report = lineage.acceptance_report().require().facts
-    release = lineage.released_draft().require().facts
+    lineage.released_draft().require()
 
     def total(name: str) -> int:
         return sum(int(manifest.facts[name]) for manifest in samples)
@@ -39,7 +39,7 @@ def summary(lineage: Lineage) -> str:
         },
         "tokens per second": f"{report['tokens_per_second_without']:.1f} without the draft, "
         f"{report['tokens_per_second_with']:.1f} with it",
-        "draft": str(release["path"]),
+        "draft": str(lineage.released_draft().folder),
     }
     width = max(map(len, rows))
     table = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())

@@ -136,6 +136,7 @@ _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
             {"vocabulary_map", "acceptance_report", "released_draft"},
         ),
         ({"release": {"gate": [{"number": "speedup", "at_least": 1.5}]}}, {"released_draft"}),
+        ({"release": {"folder": "shared", "publish": {"hub_id": "me/a-draft"}}}, set()),
         ({"generation": {"concurrency": 3, "request_timeout_s": 9}}, set()),
         ({"extraction": {"concurrency": 3, "part_gib": 1.0}}, set()),
         ({"server": {"generation": {"enforce_eager": False, "max_num_seqs": 4}}}, set()),

@@ -9,14 +9,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from eagle3_pipeline.cli import compare, doctor, plan, report, run, server, shards, status
+from eagle3_pipeline.cli import compare, doctor, plan, publish, report, run, server, shards, status
 from eagle3_pipeline.errors import Eagle3Error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for client in ("httpx", "httpx2"):  # ours, and the Hub's
+        logging.getLogger(client).setLevel(logging.WARNING)
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -35,6 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     what = "Plan a recipe, run it, see where it stands and what came out, look after servers."
     parser = argparse.ArgumentParser(prog="eagle3", description=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (run, plan, status, report, compare, doctor, server, shards):
+    for command in (run, plan, status, report, compare, publish, doctor, server, shards):
         command.add(commands)
     return parser

