@@ -14,7 +14,8 @@ from eagle3_pipeline.errors import ServerDied
 
 ENGINES = 2
 ACCEPTED = (3, 1, 0, 2)
-"""Accepted tokens of one draft after the other, over and over, for K = 3."""
+"""Accepted tokens of one draft after the other, over and over, as far as so many are proposed."""
+MOST_PROPOSED = 8
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Counters:
     generated: int = 0
     drafts: int = 0
     accepted: int = 0
-    positions: list[int] = field(default_factory=lambda: [0, 0, 0])
+    positions: list[int] = field(default_factory=lambda: [0] * MOST_PROPOSED)
 
 
 @dataclass

@@ -26,6 +26,7 @@ def settings(**changes: Any) -> Evaluation:
 
 def run(server: CountingServer, asked: list[Prompt] | None = None, **changes: Any) -> Measurement:
     with_draft = changes.pop("with_draft", server.drafts)
+    seed = changes.pop("seed", None)
     return measure(
         server,  # type: ignore[arg-type]
         prompts() if asked is None else asked,
@@ -33,6 +34,7 @@ def run(server: CountingServer, asked: list[Prompt] | None = None, **changes: An
         name="x",
         with_draft=with_draft,
         request_timeout_s=5,
+        seed=seed,
     )
 
 
@@ -41,6 +43,7 @@ def test_replies_are_kept_as_token_ids_and_counted() -> None:
         measured = run(server)
     assert list(measured.replies) == [prompt.prompt_id for prompt in prompts()]
     assert all(len(ids) == 12 for ids in measured.replies.values())
+    assert measured.answered == 5
     assert measured.output_tokens == 60
     assert measured.tokens_per_second == pytest.approx(60 / measured.wall_seconds)
     assert measured.seconds_per_output_token == pytest.approx(measured.request_seconds / 60)
@@ -98,8 +101,53 @@ def test_requests_are_what_the_recipe_says_and_the_first_turn_is_used() -> None:
             "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
             "max_tokens": 12,
             "temperature": 0.5,
+            "cache_salt": server.requests[-1]["cache_salt"],
             "return_token_ids": True,
         }
+
+
+def test_the_prompts_are_kept_as_the_server_made_them() -> None:
+    with counting_server() as server:
+        (made,) = run(server, prompts("Hello")).prompts.values()
+    assert made == tuple(map(ord, "Hello"))
+
+
+def test_no_measurement_finds_its_prompts_in_the_prefix_cache() -> None:
+    with counting_server() as server:
+        run(server)
+        run(server)
+        salts = [body["cache_salt"] for body in server.requests]
+    parts = [set(salts[first:last]) for first, last in ((0, 3), (3, 8), (8, 11), (11, 16))]
+    assert [len(part) for part in parts] == [1, 1, 1, 1]
+    assert len(set.union(*parts)) == 4
+
+
+def test_the_warm_up_fills_as_many_places_as_the_measurement() -> None:
+    with counting_server() as server:
+        run(server, concurrency=4)
+        assert len(server.requests) == 4 + 5
+
+
+def seeds(seed: int | None, **changes: Any) -> list[int | None]:
+    with counting_server() as server:
+        run(server, seed=seed, concurrency=1, temperature=0.7, **changes)
+        warm_up, measured = server.requests[:3], server.requests[3:]
+    assert not any("seed" in body for body in warm_up)
+    return [body.get("seed") for body in measured]
+
+
+def test_sampled_replies_have_a_seed_by_prompt_and_repeat_that_is_the_same_again() -> None:
+    first, second = seeds(0), seeds(1)
+    assert seeds(0) == first
+    assert len({*first, *second}) == 10
+    assert all(isinstance(seed, int) and 0 <= seed < 2**32 for seed in first)
+
+
+def test_greedy_replies_and_servers_that_die_of_a_seed_get_none() -> None:
+    assert seeds(None) == [None] * 5
+    with counting_server() as server:
+        run(server, seed=0)
+        assert not any("seed" in body for body in server.requests)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -160,5 +208,6 @@ def test_a_server_that_is_gone_is_told(dead: bool, kind: type[ServerError]) -> N
 
 
 def test_a_measurement_survives_json() -> None:
-    measured = Measurement({"a": (1, 2)}, ("b",), 2, 1.5, 1.25, AcceptanceCounts(3, 9, 3, (2, 1, 0)))
+    counts = AcceptanceCounts(3, 9, 3, (2, 1, 0))
+    measured = Measurement({"a": (1, 2)}, {"a": (3,)}, 1, ("b",), 2, 1.5, 1.25, counts)
     assert Measurement.from_json(json.loads(json.dumps(measured.to_json()))) == measured

@@ -1,39 +1,8 @@
 import pytest
 
-from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
-from eagle3_pipeline.evaluation.measurement import Measurement
-from eagle3_pipeline.evaluation.report import report_markdown, report_table, summarise, verdict
-from eagle3_pipeline.recipe.evaluation import Evaluation
+from eagle3_pipeline.evaluation.report import report_markdown, report_markdown_table, report_table, verdict
+from tests.evaluation import invented
 from tests.release.made import REPORT
-
-SETTINGS = Evaluation.model_validate({"sets": [{"name": "a", "path": "a.jsonl"}]})
-
-
-def measurement(
-    tokens: int, seconds: float, *, drafts: int = 0, refused: tuple[str, ...] = ()
-) -> Measurement:
-    counts = AcceptanceCounts(drafts, 3 * drafts, drafts, (drafts, 0, 0)) if drafts else None
-    return Measurement({"p": tuple(range(tokens))}, refused, tokens, seconds, seconds, counts)
-
-
-def test_the_total_is_pooled_and_not_a_mean_of_the_sets() -> None:
-    without = {"a": measurement(10, 1.0), "b": measurement(90, 3.0)}
-    with_draft = {"a": measurement(10, 0.5, drafts=5), "b": measurement(90, 1.5, drafts=45)}
-    report = summarise(SETTINGS, without, with_draft)
-    assert report["drafts"] == 50
-    assert report["tokens_per_second_without"] == 25.0
-    assert report["tokens_per_second_with"] == 50.0
-    assert report["speedup"] == 2.0
-    assert report["sets"]["a"]["tokens_per_second_without"] == 10.0
-    assert report["prompts"] == 2
-
-
-def test_speeds_over_other_prompts_are_not_compared() -> None:
-    with pytest.raises(QualityError, match="not comparable"):
-        summarise(
-            SETTINGS, {"a": measurement(10, 1.0)}, {"a": measurement(10, 1.0, drafts=5, refused=("q",))}
-        )
 
 
 @pytest.mark.parametrize(
@@ -42,9 +11,15 @@ def test_speeds_over_other_prompts_are_not_compared() -> None:
 def test_the_verdict_says_what_was_measured_even_when_the_draft_does_not_help(
     speedup: float, words: str
 ) -> None:
-    said = verdict(REPORT | {"speedup": speedup})
+    said = verdict(REPORT | {"speedup": speedup, "speedup_least": speedup, "speedup_most": speedup})
     assert words in said
     assert f"({speedup:.2f} x)" in said
+
+
+def test_a_speed_up_whose_repeats_do_not_agree_that_it_is_one_is_none() -> None:
+    said = verdict(REPORT | {"speedup": 1.2, "speedup_least": 0.9, "speedup_most": 1.5})
+    assert "no measurable difference" in said
+    assert "(1.20 x; 0.90 to 1.50 x over 3 repeats)" in said
 
 
 def test_the_table_lines_up_and_has_each_set_and_the_total() -> None:
@@ -54,6 +29,22 @@ def test_the_table_lines_up_and_has_each_set_and_the_total() -> None:
     assert everyday.startswith("everyday")
     assert total.startswith("all")
     assert "1.500" in total
+    assert "1.15 to 1.25" in total
+
+
+def test_a_table_for_documents_has_the_same_numbers() -> None:
+    head, _, everyday, total = report_markdown_table(REPORT).splitlines()
+    assert head.startswith("| set | prompts | length | pos 1 | pos 2 | pos 3 | tok/s with | without |")
+    numbers = "| 3 | 1.500 | 0.300 | 0.150 | 0.050 | 36.0 | 30.0 | 1.20 | 1.15 to 1.25 | 100% |"
+    assert (everyday, total) == (f"| everyday {numbers}", f"| all {numbers}")
+
+
+def test_the_grid_and_the_base_draft_have_tables_of_their_own_where_there_are_any() -> None:
+    full, plain = invented.report(), REPORT
+    for text, headings in ((report_table, "{}\n"), (report_markdown, "## {}\n")):
+        for heading in ("Other settings", "Beside the base draft"):
+            assert headings.format(heading) in text(full)
+            assert heading not in text(plain)
 
 
 def test_simulated_and_served_acceptance_stand_side_by_side() -> None:
@@ -67,13 +58,17 @@ def test_simulated_and_served_acceptance_stand_side_by_side() -> None:
 
 
 def test_a_report_that_compares_nothing_is_whole_and_says_so() -> None:
-    nothing = {"simulation": None, "simulation_agrees": None, "simulation_ratio": None}
+    nothing = {"simulation": None, "simulation_agrees": None, "simulation_ratio": None, "greedy": None}
     text = report_markdown(REPORT | nothing)
     assert "| simulated |" not in text
     assert "are not compared" in text
+    assert "greedy replies" not in text
 
 
 def test_replies_that_part_are_explained_and_refused_prompts_named() -> None:
-    text = report_markdown(REPORT | {"identical_share": 0.75, "refused": 2})
-    assert "75% of the replies are identical" in text
-    assert "2 prompts" in text
+    assert "Of 3 greedy replies 0 differ with the draft" in report_markdown(REPORT)
+    parted = REPORT["greedy"] | {"differ_with_draft": 2, "differ_plain": 1, "largest_gap": 0.25, "bound": 0.5}
+    text = report_markdown(REPORT | {"greedy": parted, "refused": 2})
+    assert "Of 3 greedy replies 2 differ with the draft, 1 between two runs without it" in text
+    assert "at most 0.250 apart (bound 0.500)" in text
+    assert "2 prompts are longer" in text
