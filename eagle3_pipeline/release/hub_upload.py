@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3_pipeline.errors import BadInput, Busy, Eagle3Error, SourceUnreachable
-from eagle3_pipeline.hub import is_passing
+from eagle3_pipeline.hub import TOKEN_VARIABLE, is_passing
 from eagle3_pipeline.manifest import FileEntry
 from eagle3_pipeline.recipe.release import Publish
 from eagle3_pipeline.release.versions import SUMS_NAME, Version, numbers, other_content
@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOKEN_VARIABLE = "HF_TOKEN"
-# A repository without the first two holds no release; one that was just made in the browser has the others.
-_OF_RELEASES, _OF_NEW_REPOSITORIES = (
-    {SUMS_NAME, "provenance.json"},
-    {".gitattributes", "README.md", "LICENSE"},
-)
+_OF_RELEASES = {SUMS_NAME, "provenance.json"}
+_OF_NEW_REPOSITORIES = {".gitattributes", "README.md", "LICENSE"}  # those made in the browser
 _REFUSED, _CONFLICTS = (401, 403), (409, 412)
 
 
