@@ -4,7 +4,7 @@
                      that judged as well (replay.py)
     the base draft   where there is one
     the target       alone
-    the release      the first set once more, on the folder that is to be released (release/smoke.py)
+    the release      the first set once more, with the folder that is to be released (release/smoke.py)
 
 Warm-ups and questions about single tokens are left out: they take seconds.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from eagle3_pipeline.evaluation.grid import Times, of_base, of_draft, of_target, token_counts
 from eagle3_pipeline.recipe.settings import Recipe
 
-# What replay.py and smoke.py have in flight: no speed is measured there.
-_MANY = 16
+# What replay.py has in flight.
+_JUDGED_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def effort_of_report(recipe: Recipe, prompts: Mapping[str, int], reply: float, j
 
     headline, *further = token_counts(settings)
     servers = {_draft(headline): measured(of_draft(settings, headline))}
-    servers[_draft(headline)].append(_asked(recipe.prompts.validation_prompts, judged, _MANY))
+    servers[_draft(headline)].append(_asked(recipe.prompts.validation_prompts, judged, _JUDGED_IN_FLIGHT))
     servers |= {_draft(tokens): measured(of_draft(settings, tokens)) for tokens in further}
     if recipe.base_draft is not None:
         servers["the base draft"] = measured(of_base(settings))
@@ -80,8 +80,10 @@ def effort_of_report(recipe: Recipe, prompts: Mapping[str, int], reply: float, j
 
 def effort_of_release(recipe: Recipe, prompts: Mapping[str, int], reply: float) -> Effort:
     """What the smoke test of the released folder asks."""
-    first = recipe.evaluation.sets[0].name
-    return Effort({"the released folder": [_asked(prompts[first], reply, _MANY)]})
+    settings = recipe.evaluation
+    return Effort(
+        {"the released folder": [_asked(prompts[settings.sets[0].name], reply, settings.concurrency)]}
+    )
 
 
 def _asked(prompts: int, reply: float, in_flight: int, repeats: int = 1) -> Asked:

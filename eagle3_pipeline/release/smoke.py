@@ -2,13 +2,12 @@
 
 The folder has the checkpoint's bytes and a config that was checked, and still a server may not run them as
 they were measured: another vLLM, a file that it reads and nobody looked at. So the folder is served once and
-answers the first evaluation set again, as the report's headline did, but with as many requests at once as any
-server takes: speed is not looked at.
+answers the first evaluation set once more, as in the report's headline.
 
 What is compared are the shares of drafts that were accepted, by position. The replies say nothing of a draft:
-the target decides on each token with any draft, and with another number of rows in a step it may decide
-otherwise between two that are nearly equal. For the same reason the shares are not expected to be the
-report's own, even where it was greedy, but those of another sample of the same drafts.
+the target decides on each token with any draft. One at a time and greedily they are the report's own, and so
+are the shares. With several in flight the rows of a step are others, which rounds otherwise and may tip the
+choice between two nearly equal tokens; from there on the reply is another one, with other shares.
 """
 
 import logging
@@ -16,8 +15,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from eagle3_pipeline.errors import QualityError
-from eagle3_pipeline.evaluation.counting import count_replies
-from eagle3_pipeline.evaluation.replies import Question, Round
+from eagle3_pipeline.evaluation.measurement import measure
 from eagle3_pipeline.lineage import Lineage
 
 if TYPE_CHECKING:
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_IN_FLIGHT = 16
-# Of independent drafts one pair of shares in 16,000 is as far apart. Those of one reply are alike, which
-# scatters the shares of sampled replies more; a wrong norm or layer is ten away.
+# Drafts of one reply are alike: if it runs into a loop, nearly all that follow are accepted. So ten count as
+# one. Four errors are then a fall from 0.25 to 0.09 over 1,800 drafts; a wrong norm or layer leaves 0.01.
+_COUNT_AS_ONE = 10
 _MOST_ERRORS = 4.0
 
 
@@ -41,22 +39,31 @@ def smoke(lineage: Lineage, server: "RunningServer") -> dict[str, Any]:
     Raises QualityError (no drafts, another number of speculative tokens, another acceptance than the
     report's), Busy (somebody else used the server), MissingInput (no report), ServerDied and ServerError.
     """
-    settings, place = lineage.recipe.evaluation, lineage.acceptance_report()
-    asked = settings.sets[0].name
-    reported = place.require().facts["sets"][asked]
-    name = f"{asked} with the released draft"
-    limit = lineage.recipe.generation.request_limit_s(settings.max_completion_tokens)
-    run = Round(server, name, in_flight=_IN_FLIGHT, request_timeout_s=limit)
-    counted = count_replies(server, name, run, _questions(lineage))
-    counts = counted.acceptance(name, settings.speculative_tokens, server)
+    from eagle3_pipeline.prompts.evaluation import read_set
+
+    recipe, place = lineage.recipe, lineage.acceptance_report()
+    first = recipe.evaluation.sets[0]
+    reported = place.require().facts["sets"][first.name]
+    measured = measure(
+        server,
+        list({prompt.prompt_id: prompt for prompt in read_set(first)}.values()),
+        recipe.evaluation,
+        name=f"{first.name} with the released draft",
+        with_draft=True,
+        request_timeout_s=recipe.generation.request_limit_s(recipe.evaluation.max_completion_tokens),
+    )
+    counts = measured.acceptance
+    assert counts is not None
     # A repeat of greedy replies is the same drafts once more and makes the report no surer.
-    once = reported["drafts"] / reported["repeats"]
-    shares = zip(counts.acceptance_by_position, reported["acceptance_by_position"], strict=True)
-    errors = max(standard_errors_apart(now, counts.drafts, then, once) for now, then in shares)
+    drafts, reported_drafts = counts.drafts, reported["drafts"] / reported["repeats"]
+    errors = max(
+        standard_errors_apart(now, drafts / _COUNT_AS_ONE, then, reported_drafts / _COUNT_AS_ONE)
+        for now, then in zip(counts.acceptance_by_position, reported["acceptance_by_position"], strict=True)
+    )
     facts: dict[str, Any] = {
-        "set": asked,
-        "prompts": len(counted.replies),
-        "drafts": counts.drafts,
+        "set": first.name,
+        "prompts": measured.answered,
+        "drafts": drafts,
         "acceptance_length": counts.acceptance_length,
         "acceptance_by_position": list(counts.acceptance_by_position),
         "reported_length": reported["acceptance_length"],
@@ -73,21 +80,8 @@ def smoke(lineage: Lineage, server: "RunningServer") -> dict[str, Any]:
     return facts
 
 
-def _questions(lineage: Lineage) -> list[Question]:
-    from eagle3_pipeline.prompts.evaluation import read_set
-
-    settings = lineage.recipe.evaluation
-    questions = (
-        Question.first_turn(
-            prompt, max_tokens=settings.max_completion_tokens, temperature=settings.temperature
-        )
-        for prompt in read_set(settings.sets[0])
-    )
-    return list({question.name: question for question in questions}.values())
-
-
 def standard_errors_apart(share: float, drafts: float, other: float, other_drafts: float) -> float:
-    """How far two shares are apart, each of so many drafts, in standard errors of their difference.
+    """How far two shares are apart, each of so many independent drafts, in errors of their difference.
 
     The test of two proportions with one pooled variance; 0.0 where both are none, or all.
     """

@@ -233,7 +233,7 @@ def test_after_a_report_the_next_one_is_expected_at_its_pace(
     server_came_up(lineage)
     report(lineage, seconds_per_output_token_with=0.05, seconds_per_output_token_without=0.1)
     said = plan(recipe, capsys)["time of release"]
-    # 256 tokens, all eight replies at a time.
+    # 256 tokens, one reply at a time.
     assert said == (
         "about 22 min: 1 server start (the released folder) of 22 min, 8 replies, 256 tokens at 10 a second "
         "each, as in the last report"

@@ -72,7 +72,7 @@ def test_a_report_that_only_samples_compares_no_greedy_replies(tmp_path: Path) -
 
 def test_the_release_is_one_more_server_for_the_first_set_once(tmp_path: Path) -> None:
     effort = effort_of_release(settings(tmp_path), SETS, reply=100)
-    assert asked_of(effort) == {"the released folder": [(20, 2000, 16)]}
+    assert asked_of(effort) == {"the released folder": [(20, 2000, 1)]}
 
 
 def test_requests_in_flight_share_the_time() -> None:

@@ -14,16 +14,20 @@ from tests.release.made import REPORT, made_lineage, make_checkpoint, make_repor
 
 # What the counting server accepts: 3, 1, 0, 2 of three tokens, over and over.
 SERVED = [0.75, 0.5, 0.25]
+LONGEST = 600
+"""Tokens of a reply: 720 drafts for three of them."""
 
 
-def reported(root: Path, by_position: list[float], drafts: int = 3000, **sections: Any) -> Lineage:
-    """A lineage whose report says that so much of its only set was accepted, in three repeats."""
-    lineage = made_lineage(root, **sections)
+def reported(root: Path, by_position: list[float], **evaluation: Any) -> Lineage:
+    """A lineage whose report says that so much of 3,000 drafts was accepted, in three repeats."""
+    held_out = {"name": "everyday", "path": str(root / "recipe" / "held-out.jsonl"), "column": "prompt"}
+    values = {"sets": [held_out], "max_completion_tokens": LONGEST, **evaluation}
+    lineage = made_lineage(root, evaluation=values)
     make_checkpoint(lineage, weights=False)
     numbers = REPORT["sets"]["everyday"] | {
         "acceptance_by_position": by_position,
         "acceptance_length": 1 + sum(by_position),
-        "drafts": drafts,
+        "drafts": 3000,
         "repeats": 3,
     }
     make_report(lineage, sets={"everyday": numbers})
@@ -40,14 +44,16 @@ def test_a_folder_that_serves_as_the_report_says_passes_with_both_numbers(tmp_pa
     assert (found["set"], found["prompts"]) == ("everyday", 3)
     assert found["acceptance_length"] == pytest.approx(1 + sum(found["acceptance_by_position"]))
     assert (found["reported_length"], found["reported_by_position"]) == (2.5, SERVED)
+    # Ten drafts count as one, and one repeat of the report.
     apart = [
-        standard_errors_apart(now, found["drafts"], then, 1000)
+        standard_errors_apart(now, found["drafts"] / 10, then, 100)
         for now, then in zip(found["acceptance_by_position"], SERVED, strict=True)
     ]
-    assert found["standard_errors"] == max(apart)
+    assert found["standard_errors"] == pytest.approx(max(apart))
+    assert found["standard_errors"] < 0.5
 
 
-@pytest.mark.parametrize("by_position", [[0.02, 0.0, 0.0], [0.98, 0.5, 0.25], [0.75, 0.5, 0.0]])
+@pytest.mark.parametrize("by_position", [[0.02, 0.0, 0.0], [1.0, 0.5, 0.25], [0.75, 0.5, 0.0]])
 def test_c56_a_healthy_server_with_another_acceptance_at_any_position_is_refused(
     tmp_path: Path, by_position: list[float]
 ) -> None:
@@ -60,30 +66,25 @@ def test_c56_a_healthy_server_with_another_acceptance_at_any_position_is_refused
     assert str(lineage.acceptance_report().folder) in str(refusal.value)
 
 
-def test_the_first_set_is_asked_as_the_report_did_and_all_at_once(tmp_path: Path) -> None:
-    lineage = reported(tmp_path, SERVED)
+def test_the_first_set_is_asked_once_with_the_settings_of_the_headline(tmp_path: Path) -> None:
+    lineage = reported(tmp_path, SERVED, concurrency=2, repeats=4, grid={"concurrency": [8]})
     with counting_server(delay_s=0.02) as server:
         smoke(lineage, server)  # type: ignore[arg-type]
-    assert server.most_in_flight == 3
-    bodies = server.requests
+    assert server.most_in_flight == 2
+    bodies = [body for body in server.requests if body["max_tokens"] == LONGEST]  # a warm-up has fewer
     assert sorted(body["messages"][-1]["content"] for body in bodies) == [
         "Name three rivers.",
         "Where do swallows sleep?",
         "Why is bread chewy?",
     ]
-    assert {(body["model"], body["max_tokens"], body["temperature"]) for body in bodies} == {
-        (server.model, 16, 0.0)
-    }
+    assert {(body["model"], body["temperature"]) for body in bodies} == {(server.model, 0.0)}
 
 
 def test_a_prompt_that_stands_twice_in_the_set_is_asked_once(tmp_path: Path) -> None:
     path = tmp_path / "twice.jsonl"
     path.write_text('{"prompt": "Why is bread chewy?"}\n' * 2)
-    evaluation = {
-        "sets": [{"name": "everyday", "path": str(path), "column": "prompt"}],
-        "max_completion_tokens": 16,
-    }
-    assert run(reported(tmp_path, SERVED, evaluation=evaluation))["prompts"] == 1
+    twice = {"name": "everyday", "path": str(path), "column": "prompt"}
+    assert run(reported(tmp_path, SERVED, sets=[twice]))["prompts"] == 1
 
 
 def test_a_server_that_never_speculates_is_refused(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_server_of_another_number_of_speculative_tokens_is_refused(tmp_path: P
 
 def test_another_user_of_the_server_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(Busy, match="with the released draft"):
-        run(reported(tmp_path, SERVED), foreign_tokens=4)
+        run(reported(tmp_path, SERVED), foreign_tokens=40)
 
 
 def test_a_server_that_dies_over_the_folder_is_told_as_that(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_the_distance_of_two_shares_is_finite_and_has_no_direction(
 
 
 def refused(share: float, other: float, drafts: int) -> float:
-    """The probability that two samples of so many independent drafts are four errors apart, exactly."""
+    """The probability that samples of so many independent drafts are four errors apart, exactly."""
 
     def chances(p: float) -> list[float]:
         return [math.comb(drafts, k) * p**k * (1 - p) ** (drafts - k) for k in range(drafts + 1)]
