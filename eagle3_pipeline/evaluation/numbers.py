@@ -4,17 +4,14 @@ acceptance_length           1 + accepted / drafts, pooled over sets and repeats
 acceptance_by_position      share of all drafts whose k-th token was accepted
 tokens_per_second_{with,without}    output tokens per second of wall time, the median of the repeats
 speedup                     the ratio of these two medians
-speedup_{least,most}        of the ratios of the i-th repeat with the draft and the i-th without
+speedup_{least,most}        of the ratios of the i-th repeat with the draft and the i-th without; the speed-up
+                            itself where not both were measured as often
 identical_share             at temperature 0: replies that have the same ids with and without the draft
 wall_seconds_*, output_tokens_*     sums over the repeats
-
-Where a cell was measured once and the target alone several times, its ratio is taken to each of these. The
-ratio of medians lies between the least and the most either way.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -69,7 +66,9 @@ def _compare(name: str, with_draft: Repeats, without: Repeats) -> dict[str, Any]
         one.acceptance for repeat in with_draft for one in repeat if one.acceptance is not None
     )
     fast, slow = _speed(with_draft), _speed(without)
-    ratios = _ratios(fast["tokens_per_second"], slow["tokens_per_second"])
+    speedup = median(fast["tokens_per_second"]) / median(slow["tokens_per_second"])
+    pairs = zip(fast["tokens_per_second"], slow["tokens_per_second"], strict=False)
+    ratios = [a / b for a, b in pairs] if len(with_draft) == len(without) else [speedup]
     return {
         "prompts": sum(one.answered for one in with_draft[0]),
         "refused": sum(len(one.refused) for one in with_draft[0]),
@@ -81,7 +80,7 @@ def _compare(name: str, with_draft: Repeats, without: Repeats) -> dict[str, Any]
         "accepted_tokens": counts.accepted_tokens,
         "tokens_per_second_with": median(fast["tokens_per_second"]),
         "tokens_per_second_without": median(slow["tokens_per_second"]),
-        "speedup": median(fast["tokens_per_second"]) / median(slow["tokens_per_second"]),
+        "speedup": speedup,
         "speedup_least": min(ratios),
         "speedup_most": max(ratios),
         "seconds_per_output_token_with": median(fast["seconds_per_output_token"]),
@@ -114,11 +113,6 @@ def _speed(repeats: Repeats) -> dict[str, list[float]]:
         "seconds_per_output_token": [a / b for a, b in zip(waited, tokens, strict=True)],
         "wall_seconds": wall,
     }
-
-
-def _ratios(fast: list[float], slow: list[float]) -> list[float]:
-    pairs = zip(fast, slow, strict=True) if len(fast) == len(slow) else product(fast, slow)
-    return [a / b for a, b in pairs]
 
 
 def _identical_share(with_draft: Sequence[Measurement], without: Sequence[Measurement]) -> float | None:
