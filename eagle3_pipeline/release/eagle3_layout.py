@@ -69,7 +69,7 @@ def write_eagle3_layout(draft: Path, target: Path, folder: Path, verifier: str) 
     DamagedFile (what is read back is not what was written); nothing is left then.
     """
     config = read_config(draft)
-    if reasons := list(_reasons(draft, config, target)):
+    if reasons := [*_reasons(config)] or [*_reasons_in_tensors(draft, target)]:
         return "; ".join(reasons)
     tensors = _renamed_tensors(draft)
     size = sum(one.numel() * one.element_size() for one in tensors.values())
@@ -105,7 +105,7 @@ def eagle3_config(config: Mapping[str, Any], verifier: str) -> dict[str, Any]:
     }
 
 
-def _reasons(draft: Path, config: Mapping[str, Any], target: Path) -> Iterator[str]:
+def _reasons(config: Mapping[str, Any]) -> Iterator[str]:
     layer, layers = layer_of(config), config[_IDS]
     if (kind := layer.get("model_type")) != "llama":
         yield f"its layer is of the kind {kind}, the layout has Llama's"
@@ -119,6 +119,9 @@ def _reasons(draft: Path, config: Mapping[str, Any], target: Path) -> Iterator[s
             f"it draws on what enters the layers {layers}, and where the first of them is not {_FIRST_LAYER} "
             "(extraction.layers), older and newer versions of SGLang count them in two ways"
         )
+
+
+def _reasons_in_tensors(draft: Path, target: Path) -> Iterator[str]:
     tensors = list_tensors(draft)
     if strange := sorted(set(tensors) - set(_PARTS)):
         yield f"it has tensors for which the layout has no place: {', '.join(strange)}"
