@@ -7,7 +7,7 @@
     ├── NotEnoughRoom          disk or memory: what is wanted, what is free
     │   └── NotEnoughMemory    memory: other settings may need less
     ├── BadInput               prompts, models or drafts from outside that cannot be used
-    ├── SourceUnreachable      the network or the hub failed while a dataset was read
+    ├── SourceUnreachable      the network or the hub failed while something was read or published
     ├── QualityError           a measured share, loss or acceptance is outside its bound
     ├── Busy                   another process works on these GPUs or writes this shard
     └── ServerError            anything about the life of a vLLM server
@@ -54,7 +54,7 @@ class BadInput(Eagle3Error, ValueError):
 
 
 class SourceUnreachable(Eagle3Error):
-    """A dataset could not be reached, or no further; the network or the hub may be back soon."""
+    """The hub could not be reached, or no further; it or the network may be back soon."""
 
     retryable = True
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -29,7 +29,7 @@ class Bound(Strict):
 class Publish(Strict):
     """A repository on the Hugging Face Hub. The token comes from the environment (`HF_TOKEN`)."""
 
-    hub_id: str
+    hub_id: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
     """Such as `my-name/my-model-eagle3`."""
     private: bool = True
     """Whether the repository is made private where there is none yet."""

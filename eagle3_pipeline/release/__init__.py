@@ -1,1 +1,1 @@
-"""From a measured draft to the folder that vLLM serves: gate, verification, model card, provenance."""
+"""From a measured draft to a folder that others serve and trust, and to where it is published."""
