@@ -75,8 +75,9 @@ def _make(lineage: Lineage, place: Place, name: str, server_with: ServerWith) ->
     ]
     verifier = target_name(lineage.recipe.target)
     eagle3 = write_eagle3_layout(folder, lineage.model_path(), folder / _EAGLE3, verifier)
-    written, without = ([], eagle3) if isinstance(eagle3, str) else (eagle3, None)
-    files += [*written, *_describe(lineage, folder, name, without)]
+    without = eagle3 if isinstance(eagle3, str) else None
+    files += [] if isinstance(eagle3, str) else eagle3
+    files += _describe(lineage, folder, name, without)
     files.append(_write_sums(folder, files))
     with server_with(folder) as server:
         served = smoke(lineage, server)

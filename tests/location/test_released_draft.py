@@ -1,4 +1,4 @@
-"""What the asset shows of a release: its version, where it is, how it is served; what it says of a refusal."""
+"""What the asset shows of a release: its version, where it is, how it is served."""
 
 from pathlib import Path
 
