@@ -185,9 +185,8 @@ def _hub(hub_id: str) -> Iterator["HfApi"]:
     except Eagle3Error:
         raise
     except Exception as error:  # of the Hub and its transports: some twenty classes
-        raise _failure(
-            error, hub_id, token
-        ) from None  # Dagster shows causes, with what they know of a request
+        # Dagster would show a cause, with all that it knows of its request.
+        raise _failure(error, hub_id, token) from None
 
 
 def _failure(error: Exception, hub_id: str, token: str) -> Eagle3Error:
