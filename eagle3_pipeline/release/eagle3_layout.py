@@ -42,12 +42,13 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 _LAYERS = 3  # that SpecForge, and SGLang until mid 2026, join
 # What enters layer 2 leaves layer 1: ids that begin with 1 are all that every version of SGLang reads alike.
 _FIRST_LAYER = 2
-_UNLESS_NEW = "which SGLang and SpecForge read since May 2026 only, and pass over in silence before"
+_UNKNOWN = "which neither SGLang nor SpecForge knows"
+_UNLESS_NEW = "which SGLang and SpecForge know since May 2026 only, and passed over in silence before"
 _NORMS = {
-    "norm_before_residual": "its layer adds to the normed state, which neither SGLang nor SpecForge can",
-    "norm_before_fc": "its joined states are normed, which neither SGLang nor SpecForge can",
-    "fc_norm": f"the state of each layer is normed, {_UNLESS_NEW}",
-    "norm_output": f"its output is fed back normed, {_UNLESS_NEW}",
+    "norm_before_residual": f"the draft's layer adds to the normed state (norm_before_residual), {_UNKNOWN}",
+    "norm_before_fc": f"the joined states are normed (norm_before_fc), {_UNKNOWN}",
+    "fc_norm": f"the state of each layer is normed (fc_norm), {_UNLESS_NEW}",
+    "norm_output": f"the draft's output is fed back normed (norm_output), {_UNLESS_NEW}",
 }
 _PARTS = (
     *(f"layers.0.self_attn.{one}_proj.weight" for one in "qkvo"),
@@ -108,15 +109,15 @@ def eagle3_config(config: Mapping[str, Any], verifier: str) -> dict[str, Any]:
 def _reasons(config: Mapping[str, Any]) -> Iterator[str]:
     layer, layers = layer_of(config), config[_IDS]
     if (kind := layer.get("model_type")) != "llama":
-        yield f"its layer is of the kind {kind}, the layout has Llama's"
+        yield f"the draft's layer is of the kind {kind}, the layout has Llama's"
     yield from (_NORMS[flag] for flag, is_on in norm_flags(config).items() if is_on)
     if "sliding_attention" in (layer.get("layer_types") or ()):
-        yield f"it looks back {layer.get('sliding_window')} tokens, which no key of the layout says"
+        yield f"the draft looks back {layer.get('sliding_window')} tokens, which no key of the layout says"
     if len(layers) != _LAYERS:
-        yield f"it draws on {len(layers)} layers, SpecForge and older versions of SGLang join {_LAYERS}"
+        yield f"the draft draws on {len(layers)} layers, SpecForge and older versions of SGLang on {_LAYERS}"
     if layers[0] != _FIRST_LAYER:
         yield (
-            f"it draws on what enters the layers {layers}, and where the first of them is not {_FIRST_LAYER} "
+            f"the draft draws on what enters the layers {layers}, and where the first is not {_FIRST_LAYER} "
             "(extraction.layers), older and newer versions of SGLang count them in two ways"
         )
 
@@ -124,9 +125,9 @@ def _reasons(config: Mapping[str, Any]) -> Iterator[str]:
 def _reasons_in_tensors(draft: Path, target: Path) -> Iterator[str]:
     tensors = list_tensors(draft)
     if strange := sorted(set(tensors) - set(_PARTS)):
-        yield f"it has tensors for which the layout has no place: {', '.join(strange)}"
+        yield f"the draft has tensors for which the layout has no place: {', '.join(strange)}"
     if EMBEDDING in tensors and first_difference(tensors[EMBEDDING], target_of(target).embedding) is not None:
-        yield "its embedding is not the target's, and SGLang and SpecForge take the target's"
+        yield "the draft's embedding is not the target's, and SGLang and SpecForge take the target's"
 
 
 def _renamed_tensors(draft: Path) -> "dict[str, torch.Tensor]":

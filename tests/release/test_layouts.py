@@ -244,11 +244,11 @@ def test_a_draft_of_the_whole_vocabulary_has_no_map(tmp_path: Path, target: Path
     ("model", "reason"),
     [
         (lambda: draft(norm_before_residual=True), "adds to the normed state"),
-        (lambda: draft(norm_before_fc=True), "its joined states are normed"),
+        (lambda: draft(norm_before_fc=True), "the joined states are normed"),
         (lambda: draft(fc_norm=True), "the state of each layer is normed"),
-        (lambda: draft(norm_output=True), "its output is fed back normed"),
-        (lambda: draft(window=16), "it looks back 16 tokens"),
-        (lambda: draft("qwen3"), "its layer is of the kind qwen3"),
+        (lambda: draft(norm_output=True), "output is fed back normed"),
+        (lambda: draft(window=16), "the draft looks back 16 tokens"),
+        (lambda: draft("qwen3"), "layer is of the kind qwen3"),
     ],
     ids=["residual", "joined", "each", "output", "window", "qwen3"],
 )
@@ -287,13 +287,13 @@ def test_a_tensor_without_a_place_in_the_layout_is_refused(tmp_path: Path, targe
     bias = torch.ones(HIDDEN, dtype=torch.bfloat16)
     made = _with(exported(tmp_path), "layers.0.self_attn.o_proj.bias", bias)
     why = write_eagle3_layout(made, target, tmp_path / "eagle3", VERIFIER)
-    assert why == "it has tensors for which the layout has no place: layers.0.self_attn.o_proj.bias"
+    assert why == "the draft has tensors for which the layout has no place: layers.0.self_attn.o_proj.bias"
 
 
 def test_an_embedding_of_its_own_is_refused(tmp_path: Path, target: Path) -> None:
     made = _with(exported(tmp_path), _EMBEDDING, target_weights().embedding.to(torch.bfloat16) + 1)
     why = write_eagle3_layout(made, target, tmp_path / "eagle3", VERIFIER)
-    assert why == "its embedding is not the target's, and SGLang and SpecForge take the target's"
+    assert why == "the draft's embedding is not the target's, and SGLang and SpecForge take the target's"
 
 
 def _by_sglang(config: dict[str, Any], depth: int) -> list[Sequence[int]]:
@@ -334,7 +334,7 @@ def test_c37_layers_that_versions_of_sglang_count_in_two_ways_are_refused(
 ) -> None:
     made = _changed(exported(tmp_path), **{_IDS: ids})
     why = write_eagle3_layout(made, target, tmp_path / "eagle3", VERIFIER)
-    assert f"it draws on what enters the layers {ids}" in why
+    assert f"the draft draws on what enters the layers {ids}" in why
 
 
 def test_what_a_kill_left_is_written_over(tmp_path: Path, target: Path) -> None:
