@@ -188,6 +188,7 @@ def counting_server(**knobs: Any) -> Iterator[CountingServer]:
 
     class Listener(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = 64  # of more connections at once than wait here, some try again a second later
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A client that gives up leaves a broken pipe, which is no news."""
