@@ -21,7 +21,7 @@ from typing import Any
 
 from eagle3_pipeline.errors import BadInput, DamagedFile, MissingInput
 from eagle3_pipeline.evaluation.report import aligned
-from eagle3_pipeline.evaluation.tables import NONE, by_set
+from eagle3_pipeline.evaluation.tables import NONE, by_set, fixed
 
 Report = Mapping[str, Any]
 
@@ -54,11 +54,12 @@ class Compared:
     @property
     def row(self) -> dict[str, str]:
         """As a row of text."""
+        digits = 3 if self.first < 10 else 1
         return {
             "number": f"{self.where}: {self.number}",
-            "A": f"{self.first:.3f}",
-            "B": f"{self.second:.3f}",
-            "difference": f"{self.second - self.first:+.3f}",
+            "A": fixed(self.first, digits),
+            "B": fixed(self.second, digits),
+            "difference": f"{self.second - self.first:+.{digits}f}",
             "in %": f"{self.second / self.first - 1:+.1%}" if self.first else NONE,
             "beyond the spread": {True: "yes", False: "no", None: NONE}[self.beyond],
         }

@@ -1,6 +1,6 @@
 """The tables of an acceptance report, as rows of text by column: for the page and for Dagster."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle3_pipeline.evaluation.agreement import rows_of_comparison
@@ -40,7 +40,15 @@ def rows_of_acceptance(report: Report) -> Rows:
 
 def rows_of_speed(report: Report) -> Rows:
     """Speed of each set with the draft and without it, and of all together."""
-    return [{"set": name, **_speed(numbers)} for name, numbers in by_set(report)]
+    return [
+        {
+            "set": name,
+            **_speed(numbers),
+            "ms a token with": fixed(1000 * numbers["seconds_per_output_token_with"], 1),
+            "ms without": fixed(1000 * numbers["seconds_per_output_token_without"], 1),
+        }
+        for name, numbers in by_set(report)
+    ]
 
 
 def rows_of_base(report: Report) -> Rows:
@@ -68,7 +76,7 @@ def rows_of_grid(report: Report) -> Rows:
             "temperature": f"{cell['temperature']:g}",
             "in flight": str(cell["in_flight"]),
             "length": fixed(cell["acceptance_length"]),
-            "by position": in_a_row(cell["acceptance_by_position"]),
+            "by position": " / ".join(fixed(share, 2) for share in cell["acceptance_by_position"]),
             **_speed(cell),
         }
         for cell in report["grid"]
@@ -93,8 +101,6 @@ def _speed(numbers: Report) -> dict[str, str]:
         "without": fixed(numbers["tokens_per_second_without"], 1),
         "speed-up": fixed(numbers["speedup"], 2),
         "spread": spread(numbers),
-        "ms a token with": fixed(1000 * numbers["seconds_per_output_token_with"], 1),
-        "ms without": fixed(1000 * numbers["seconds_per_output_token_without"], 1),
     }
 
 
@@ -106,8 +112,3 @@ def fixed(number: float | None, digits: int = 3) -> str:
 def percent(share: float | None) -> str:
     """A share in whole percent."""
     return NONE if share is None else f"{share:.0%}"
-
-
-def in_a_row(shares: Sequence[float]) -> str:
-    """The shares at the positions, the first first."""
-    return " / ".join(fixed(share) for share in shares)

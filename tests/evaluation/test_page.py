@@ -76,7 +76,7 @@ def test_each_set_the_total_the_base_and_each_cell_has_its_row(whole: Page) -> N
     assert ["all", "36.0", "30.0", "1.20", "1.15 to 1.25"] in [row[:5] for row in whole.rows]
     assert ["mt_bench", "1.450", "1.350", "1.074", "1.10", "1.20"] in whole.rows
     assert [row[:5] for row in whole.rows if row[0] == "5"] == [
-        ["5", "0.7", "4", "1.750", "0.400 / 0.200 / 0.100 / 0.040 / 0.010"]
+        ["5", "0.7", "4", "1.750", "0.40 / 0.20 / 0.10 / 0.04 / 0.01"]
     ]
     assert ["served", "1.590", "0.300", "0.200", "0.090"] in whole.rows
 
