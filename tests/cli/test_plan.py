@@ -207,7 +207,7 @@ def test_before_the_first_report_its_time_is_at_most_that_at_the_pace_of_generat
     lineage: Lineage, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server_came_up(lineage)
-    make_samples(lineage, "p8-s000", ["good"] * 8, lengths=[40] * 4 + [400] * 4)
+    make_samples(lineage, "p8-s000", ["good"] * 8, lengths=[40] * 4 + [100] * 4)
     other = Place(
         lineage.folder / "synthetic_samples" / "0123456789ab" / "s", "synthetic_samples", "0", {}, "s"
     )
@@ -217,9 +217,9 @@ def test_before_the_first_report_its_time_is_at_most_that_at_the_pace_of_generat
     assert found.release is not None
     repeats = lineage.recipe.evaluation.repeats
     # A reply of the report has at most 64 tokens, one that judges is as long as it was.
-    assert found.report.tokens == pytest.approx(8 * (2 * repeats + 1) * (40 + 64) / 2 + 2 * 220)
+    assert found.report.tokens == pytest.approx(8 * (2 * repeats + 1) * (40 + 64) / 2 + 2 * 70)
     # Two tokens a second each: one at a time but for the other batch size (4) and the two that judge.
-    seconds = (8 * 2 * repeats + 8 / 4) * 52 / 2 + 220 / 2
+    seconds = (8 * 2 * repeats + 8 / 4) * 52 / 2 + 70 / 2
     assert found.seconds(found.report) == pytest.approx(2 * 22 * 60 + seconds)
     rows = plan(recipe, capsys)
     assert rows["time of report"].startswith("at most ")
