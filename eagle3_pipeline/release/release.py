@@ -30,11 +30,12 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import FileEntry, Manifest, Place
 from eagle3_pipeline.release.card import model_card
 from eagle3_pipeline.release.eagle3_layout import write_eagle3_layout
+from eagle3_pipeline.release.expected import Expected
 from eagle3_pipeline.release.gate import check_gate
 from eagle3_pipeline.release.names import release_name, target_name
 from eagle3_pipeline.release.provenance_record import provenance_record
 from eagle3_pipeline.release.smoke import smoke
-from eagle3_pipeline.release.verification import Expected, verify_draft
+from eagle3_pipeline.release.verification import verify_draft
 from eagle3_pipeline.release.versions import SUMS_NAME
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from eagle3_pipeline.errors import (
 from eagle3_pipeline.forecast import _epochs_left, forecast
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
-from eagle3_pipeline.release.verification import Expected
+from eagle3_pipeline.release.expected import Expected
 from eagle3_pipeline.samples.checkpoint_bytes import checkpoint_bytes
 from eagle3_pipeline.samples.leftovers import leftovers
 from eagle3_pipeline.training import meter, training
