@@ -28,6 +28,10 @@ WRITER, READER = "hf_of-a-writer", "hf_of-a-reader"
 _ID = r"(?P<id>[^/]+/[^/]+)"
 
 
+class Lost(Exception):
+    """The connection breaks, and what it brought is not taken."""
+
+
 class UploadHub(Hub):
     """Repositories to write to, for those who have the token of a writer."""
 
@@ -39,10 +43,10 @@ class UploadHub(Hub):
         """Large files by SHA-256, whether a commit has them or not."""
         self.ignored: set[str] = set()
         """Files that a .gitignore in the repository names."""
-        self.cuts = 0
-        """So many uploads break off half-way."""
-        self.before: Callable[[str], None] = lambda _: None
-        """Called with `upload <sha256>` (half of it has come), `commit` and `tag` before each is done."""
+        self.before: Callable[[str], object] = lambda _: None
+        """Called with `upload <sha256>` (half of it has come), `commit` and `tag` before each is done.
+
+        It may raise Lost."""
 
     def create(self, hub_id: str, files: Files | None = None) -> str:
         """A new repository; its first commit."""
@@ -89,9 +93,9 @@ class _UploadHandler(Handler):
         self.note()
         sha256, length = self._path.removeprefix("/lfs/"), int(self.headers["Content-Length"])
         content = self.rfile.read(length // 2)
-        self.hub.before(f"upload {sha256}")
-        if self.hub.cuts:
-            self.hub.cuts -= 1
+        try:
+            self.hub.before(f"upload {sha256}")
+        except Lost:
             self.close_connection = True
             return
         content += self.rfile.read(length - len(content))

@@ -64,7 +64,7 @@ def test_the_front_matter_is_what_the_hub_files_a_draft_by(tmp_path: Path) -> No
 def test_datasets_are_named_where_people_look_for_them_and_once_each(tmp_path: Path) -> None:
     one = {"dataset": "an-owner/questions", "split": "train"}
     made = recipe(tmp_path, prompts={"sources": [one, {**one, "split": "test"}], "count": 4, "per_shard": 2})
-    assert front_matter(card_module._front_matter(made))["datasets"] == ["an-owner/questions"]
+    assert front_matter(f"{card_module._front_matter(made)}\n")["datasets"] == ["an-owner/questions"]
     names = [card_module._source_name(source) for source in made.prompts.sources]
     assert names == ["`an-owner/questions` (train)", "`an-owner/questions` (test)"]
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import itertools
+import json
 import multiprocessing
 import os
 import shlex
@@ -149,8 +150,10 @@ def test_a_folder_gets_a_whole_copy_of_each_version(tmp_path: Path) -> None:
     assert content_of(copy) == FILES
 
 
-def test_a_folder_in_a_recipe_lies_beside_the_recipe(tmp_path: Path, tiny_llama: Path) -> None:
-    path = tiny_recipe(tmp_path, tiny_llama, release={"folder": "shared"})
+def test_a_folder_in_a_recipe_lies_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"num_hidden_layers": 4}))
+    path = tiny_recipe(tmp_path, tmp_path / "model", release={"folder": "shared"})
     assert load_recipe(str(path), tmp_path).release.folder == tmp_path / "shared"
 
 
