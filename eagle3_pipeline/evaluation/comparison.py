@@ -167,7 +167,9 @@ def _error(mean: float, mean_square: float, numbers: Report) -> float:
 
 def _ranges_part(one: Report, other: Report) -> bool | None:
     """Whether the ranges of the speed-ups do not meet; None where one of them was measured once."""
-    ranges = [(numbers["speedup_least"], numbers["speedup_most"]) for numbers in (one, other)]
+    ranges: list[tuple[float, float]] = [
+        (numbers["speedup_least"], numbers["speedup_most"]) for numbers in (one, other)
+    ]
     if any(least == most for least, most in ranges):
         return None
     return max(least for least, _ in ranges) > min(most for _, most in ranges)

@@ -22,6 +22,7 @@ from eagle3_pipeline.generation.vitals import Vitals
 from eagle3_pipeline.manifest import FileEntry, Manifest, Place
 from eagle3_pipeline.recipe import Recipe, load_recipe
 from resources.console import news_logger
+from tests.evaluation import invented
 from tests.location.conftest import ROOT
 from tests.release.made import REPORT
 
@@ -102,6 +103,19 @@ def test_a_picture_is_markdown_that_carries_a_png(module: Any, facts: dict[str, 
     pictures = module._pictures(_manifest("any", **facts))
     assert set(pictures) == set(names.split())
     assert all(_png_of(picture).startswith(PNG) for picture in pictures.values())
+
+
+def test_a_report_shows_its_tables_and_none_of_what_was_not_measured() -> None:
+    whole = acceptance_report._tables(_manifest("acceptance_report", **invented.report()))
+    assert set(whole) == {
+        *("acceptance_by_set", "speed_by_set", "beside_the_base", "by_settings", "simulated_and_served"),
+    }
+    table = whole["acceptance_by_set"]
+    assert isinstance(table, dg.TableMetadataValue)
+    assert [record.data["set"] for record in table.records] == ["gsm8k", "mt_bench", "all"]
+    nothing = {"base": None, "simulation": None, "simulation_agrees": None, "simulation_ratio": None}
+    less = acceptance_report._tables(_manifest("acceptance_report", **invented.report(**nothing)))
+    assert set(whole) - set(less) == {"beside_the_base", "simulated_and_served"}
 
 
 TRAINED = {
