@@ -7,8 +7,8 @@ Acceptance is a mean over n drafts, of which the share p_k had its k-th token ac
 
 A difference beyond three standard errors is called one. Repeats of greedy replies draft the same again, so n
 is the number of drafts of one repeat. Drafts of one reply are alike, which three errors leave room for: an
-easy reply is easy for both, since both answer the same prompts with the same target. Of a speed-up the repeats themselves tell the spread: beyond it are two
-whose ranges do not meet.
+easy reply is easy for both, since both answer the same prompts with the same target. Of a speed-up the
+repeats themselves tell the spread: beyond it are two whose ranges do not meet.
 
 Speeds are compared where machine and server settings are the same; acceptance everywhere.
 """
