@@ -1,5 +1,6 @@
 import errno
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -149,7 +150,9 @@ def test_the_base_draft_is_measured_at_the_headline_only_and_removed_again(
         folder.mkdir(exist_ok=True)
         made.append(folder)
 
-    monkeypatch.setattr("eagle3_pipeline.training.base_export.export_base", export)
+    # The real one imports speculators; tests/training/test_base_export.py has it.
+    name = "eagle3_pipeline.training.base_export"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(export_base=export))
     grid = {"speculative_tokens": [2]}
     changes = {"evaluation": settings(tmp_path, grid=grid), "base_draft": {"path": str(tmp_path / "base")}}
     lineage, servers = make(tmp_path, **changes), Servers()
