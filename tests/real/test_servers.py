@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from eagle3_pipeline.errors import QualityError
@@ -20,6 +21,8 @@ from eagle3_pipeline.serving.server import RunningServer, open_server
 from eagle3_pipeline.serving.specification import evaluation_server, generation_server
 from eagle3_pipeline.target import make_target
 from tests.drafts import make_draft
+from tests.fakes.process import SERVED_NAME, stand_in
+from tests.fakes.test_logprobs import answers_about_tokens, require_likeliest, shape_of_tokens
 from tests.recipes import distinct_prompts, tiny_recipe, write_prompts
 
 pytestmark = pytest.mark.real
@@ -133,6 +136,13 @@ def test_greedy_replies_part_with_a_draft_at_near_ties_as_plain_ones_do_and_a_wr
                 request_timeout_s=60,
             )
 
+        with httpx.Client(base_url=server.base_url, timeout=60, trust_env=False) as client:
+            real = answers_about_tokens(client, server.model)
+        with stand_in(tmp_path / "stand-in", model) as fake:
+            said = answers_about_tokens(fake.client, SERVED_NAME)
+        require_likeliest(real["logprobs"])
+        assert shape_of_tokens(said) == shape_of_tokens(real)
+        assert said["text"] == real["text"]
         facts = compare(drafted.replies)
         assert facts["compared"] == 20
         assert facts["largest_gap"] <= facts["bound"]
