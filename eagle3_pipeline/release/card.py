@@ -33,7 +33,7 @@ def model_card(lineage: Lineage, name: str, provenance: dict[str, Any], without_
         f"{recipe.evaluation.speculative_tokens} tokens that the target then checks at once. The target "
         "decides on every token; without it this draft is of no use.",
         _serving(recipe, name, report, without_eagle3),
-        _measured(recipe, report),
+        _measured(report),
         f"## Trained on\n\n{_training(lineage)}",
         _licence(recipe),
         f"## Made by\n\n{_made_by(provenance)}",
@@ -81,7 +81,7 @@ def _serving(recipe: Recipe, name: str, report: dict[str, Any], without_eagle3: 
     return "\n\n".join(parts)
 
 
-def _measured(recipe: Recipe, report: dict[str, Any]) -> str:
+def _measured(report: dict[str, Any]) -> str:
     parts = [
         f"## Measured\n\n{report_markdown_table(report)}",
         f"{verdict(report)} This machine is {_machine(report['measured']['machine'])}.",
