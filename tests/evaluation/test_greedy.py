@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.evaluation import greedy
@@ -140,7 +138,7 @@ def test_fewer_differences_with_the_draft_are_no_failure() -> None:
         assert compare(server, other=range(20))["differ_plain"] == 20
 
 
-@given(st.integers(0, 6), st.integers(0, 6))
+@pytest.mark.parametrize(("more", "fewer"), list(itertools.product(range(5), repeat=2)))
 def test_the_chance_is_the_share_of_all_ways_that_coins_can_fall(more: int, fewer: int) -> None:
     ways = list(itertools.product((0, 1), repeat=more + fewer))
     assert greedy._chance(more, fewer) == sum(sum(way) >= more for way in ways) / len(ways)

@@ -1,7 +1,7 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline.errors import QualityError, ServerDied, ServerError
@@ -26,6 +26,7 @@ def ask(
     )
 
 
+@settings(deadline=None)
 @given(REPLIES, REPLIES)
 def test_replies_are_the_same_up_to_where_they_part(one: list[int], other: list[int]) -> None:
     shorter = min(len(one), len(other))
