@@ -74,7 +74,8 @@ def test_a_pilot_reaches_a_draft_and_the_full_run_keeps_it_all(
 
     sent = requests_sent(CHAT)
     whole = tiny_recipe(tmp_path / "tiny", tiny_llama, fake=True)
-    evaluated = 2 * (3 + 8)  # without the draft and with it, each after a warm-up of three
+    # The set after a warm-up: three times with the draft and without it, once in a larger batch, the release.
+    evaluated = (3 + 3) * (3 + 8) + (4 + 8) + (3 + 8)
     assert sent == 16 + evaluated
     _run(load(whole, other), instance)
     assert requests_sent(CHAT) == sent + 8 + evaluated
