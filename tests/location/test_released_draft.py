@@ -13,12 +13,13 @@ from tests.release.finished import NAME, finished
 
 def materialized(lineage: Lineage) -> dg.ExecuteInProcessResult:
     resources = {"storage": Storage(root=str(lineage.storage_root)), "servers": VllmServers()}
-    return dg.materialize(
-        [released_draft.build(lineage.recipe)],
-        resources=resources,
-        instance=dg.DagsterInstance.ephemeral(),
-        raise_on_error=False,
-    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        return dg.materialize(
+            [released_draft.build(lineage.recipe)],
+            resources=resources,
+            instance=instance,
+            raise_on_error=False,
+        )
 
 
 def test_a_release_is_shown_with_its_version_where_it_is_and_how_it_is_served(tmp_path: Path) -> None:
