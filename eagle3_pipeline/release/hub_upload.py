@@ -115,7 +115,7 @@ def _look(api: "HfApi", version: Version, home: Path, hub_id: str) -> _Standing:
 
 
 def _commit(api: "HfApi", version: Version, hub_id: str, standing: _Standing) -> str:
-    """The commit with the version's files; `main` is it where a kill came before the tag."""
+    """The commit with the version's files: `main` itself where a kill came before the tag."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     assert standing.head is not None, "a repository that was just made has a first commit"
@@ -123,8 +123,6 @@ def _commit(api: "HfApi", version: Version, hub_id: str, standing: _Standing) ->
         *(CommitOperationAdd(entry.path, version.folder / entry.path) for entry in standing.send),
         *(CommitOperationDelete(name) for name in standing.delete),
     ]
-    if not operations:
-        return standing.head
     name, size = f"{version.name} {version.tag}", sum(entry.bytes for entry in standing.send) / 1e6
     logger.info("sending %s to %s: %d files, %.1f MB", name, hub_id, len(standing.send), size)
     made = api.create_commit(hub_id, operations, commit_message=name, parent_commit=standing.head)

@@ -229,7 +229,7 @@ def test_a_connection_that_breaks_is_taken_up_again(
     assert hub.files("me/shaky", "v1")["model.safetensors"] == b"c" * 5000
 
 
-@pytest.mark.parametrize("token", ["hf_of-nobody", READER, "", "hf_two lines", "hf_\u00e4"])
+@pytest.mark.parametrize("token", ["hf_of-nobody", READER, "", "hf_gehe\nimnis", "hf_\u00e4"])
 def test_a_token_that_does_not_do_is_refused_and_shown_nowhere(
     hub: UploadHub, publish: Publisher, tmp_path: Path, token: str
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_token_that_does_not_do_is_refused_and_shown_nowhere(
     assert hub.find("me/refused", "main") is None
     if token:
         shown = json.dumps(refused, ensure_ascii=False) + publish.log.read_text(errors="replace")
-        assert token not in shown
+        assert not [part for part in token.split() if part in shown]
 
 
 def test_the_writers_token_is_shown_nowhere_either(
