@@ -17,8 +17,10 @@ setup:  ## build .venv from the lock files (3 minutes once, then instant)
 demo: setup  ## prompts to a served draft on this machine's CPU; QUALITY=full for the longer recipe
 	@$(VENV)/eagle3 run --recipe $(if $(filter full,$(QUALITY)),smollm2-cpu-full,smollm2-cpu)
 
+# The real vLLM takes all cores, so that its tests run alone. 5: PYTEST_ARGS chose no test of that kind.
 test: setup lint  ## lint, and all tests but the soak (the ones marked real start vLLM on the CPU)
-	@$(VENV)/python -m pytest -m "not soak" $(PYTEST_ARGS)
+	@$(VENV)/python -m pytest -m "not soak and not real" -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(VENV)/python -m pytest -m real $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 lint: setup  ## ruff, mypy, import contracts
 	@$(VENV)/ruff check .

@@ -7,9 +7,8 @@ knows the real lengths and decides for good: once it has passed, room for states
 
 import logging
 
-import psutil
-
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom
+from eagle3_pipeline.host_memory import available_bytes
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.samples.byte_plan import BytePlan, byte_plan, shard_lengths
@@ -110,7 +109,7 @@ def _cache_gib(recipe: Recipe) -> float:
 
 def _require_memory(recipe: Recipe, model_bytes: int) -> None:
     cache, wanted = _cache_gib(recipe), memory_wanted(recipe, model_bytes)
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     if available < wanted:
         raise NotEnoughRoom(
             f"a vLLM server for this recipe takes about {wanted / 2**30:.1f} GiB of memory (weights "

@@ -37,5 +37,6 @@ def quiet_environment(devices: tuple[str, ...]) -> dict[str, str]:
     """As this project's step has it; the others get the same."""
     root = str(Path(__file__).parents[2])
     visible = {MASK_VARIABLE: ",".join(physical_gpus(devices))} if devices else {}
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "MALLOC_ARENA_MAX": "1"}
+    quiet |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     return {**quiet, "PYTHONPATH": root, **visible}

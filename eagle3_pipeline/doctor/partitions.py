@@ -8,6 +8,7 @@ from eagle3_pipeline.doctor.finding import Finding, note, ok, problem
 from eagle3_pipeline.doctor.leases import held
 from eagle3_pipeline.doctor.records import records
 from eagle3_pipeline.errors import MissingInput
+from eagle3_pipeline.host_memory import available_bytes
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.recipe.partitions import Partitions
@@ -42,8 +43,8 @@ def partitions(lineage: Lineage) -> Iterator[Finding]:
 
 
 def _cpu(lineage: Lineage) -> Finding:
-    memory = psutil.virtual_memory()
-    what = f"the CPU: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB of memory available"
+    available, total = available_bytes(), psutil.virtual_memory().total
+    what = f"the CPU: {available / 2**30:.1f} of {total / 2**30:.1f} GiB of memory available"
     ours = [record for record in records() if record.overlaps(()) and record.state() != "failed"]
     if ours:
         return ok(f"{what}; {ours[0]} holds some of it, which the next step uses or stops")
@@ -53,7 +54,7 @@ def _cpu(lineage: Lineage) -> Finding:
         return ok(f"{what}; what is wanted is known when target_model is made")
     wanted = memory_wanted(lineage.recipe, int(target.facts["bytes"]))
     what += f", a server takes {wanted / 2**30:.1f}"
-    if memory.available < wanted:
+    if available < wanted:
         return problem(what, "Stop other programs, or lower server.common.cpu_kv_cache_gib.")
     return ok(what)
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 from eagle3_pipeline.evaluation.acceptance import AcceptanceCounts
 from eagle3_pipeline.evaluation.counting import count_replies
 from eagle3_pipeline.evaluation.replies import Question, Round
-from eagle3_pipeline.extraction.plan import plan_shard
+from eagle3_pipeline.extraction.plan import planned_shard
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.samples.extracted_form import longest_sample
-from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
+from eagle3_pipeline.samples.sample import prompt_id_of
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
@@ -58,17 +57,10 @@ def conversations_that_judged(lineage: Lineage) -> list[Conversation]:
     prompts = set(lineage.prompts().require().facts["validation"])
     if not prompts:
         return []
-    place = lineage.synthetic_samples(recipe.shards[0])
-    place.require()
-    samples = iter_samples(place.folder / SAMPLES_NAME)
-    plan = plan_shard(
-        (sample for sample in samples if sample.prompt_id in prompts),
-        train_truncated=recipe.generation.train_truncated,
-        longest=longest_sample(lineage),
-        without_last=recipe.extraction.while_generating,
-    )
     conversations = []
-    for planned in plan.samples:
+    for planned in planned_shard(lineage, recipe.shards[0]).samples:
+        if prompt_id_of(planned.sample_id) not in prompts:
+            continue
         start = planned.loss_mask.index(1)
         prompt, reply = planned.token_ids[:start], planned.token_ids[start:]
         if len(reply) >= _FEWEST_REPLY_TOKENS:

@@ -16,7 +16,7 @@ from eagle3_pipeline.extraction.layers import check_layers
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
-from eagle3_pipeline.samples.extracted_form import layout_of, longest_sample
+from eagle3_pipeline.samples.extracted_form import layout_of
 from eagle3_pipeline.samples.extraction_room import require_room_for
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.repair import damaged_parts, reopen
@@ -92,4 +92,4 @@ def _extract(
         full_disk_named(lineage.folder, way_out),
         ProgressFile(lineage.progress, "hidden_state_shards") as file,
     ):
-        ExtractionRun(lineage, missing, layout, longest_sample(lineage), file).make(server, finished)
+        ExtractionRun(lineage, missing, layout, file).make(server, finished)

@@ -1,7 +1,6 @@
 """One sample from request to verdict: captured, checked, a second time where it fails, some also alone."""
 
 import asyncio
-import hashlib
 import logging
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,8 +16,6 @@ from eagle3_pipeline.likeness import difference
 from eagle3_pipeline.shards.format import ShardLayout
 
 _logger = logging.getLogger(__name__)
-
-_ONE_IN = 100
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Inspector:
 
     def compares(self, sample: PlannedSample) -> bool:
         """Whether this sample is to be captured again alone."""
-        return self._compare and is_compared(sample.sample_id)
+        return self._compare and sample.is_compared
 
     async def _try(self, sample: PlannedSample, *, again: bool = False) -> Outcome:
         try:
@@ -110,11 +107,6 @@ _REFUSED = "refused_by_server"
 def _refused(sample: PlannedSample, error: SampleRefusedError) -> str:
     _logger.warning(f"the extraction server refuses {sample.sample_id}: {error}")
     return _REFUSED
-
-
-def is_compared(sample_id: str) -> bool:
-    """Whether this sample is one of the hundred that is captured again alone; the same ones in every run."""
-    return int.from_bytes(hashlib.sha256(sample_id.encode()).digest()[:4], "big") % _ONE_IN == 0
 
 
 def require_same(sample_id: str, alone: Captured, among_others: Captured) -> None:

@@ -19,7 +19,7 @@ from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
 from eagle3_pipeline.extraction.measurement import SAMPLES_MEASURED, measure
-from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan, plan_shard
+from eagle3_pipeline.extraction.plan import PlannedSample, planned_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
 from eagle3_pipeline.extraction.quarantine import Quarantine
@@ -32,7 +32,6 @@ from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.samples.folder_bytes import bytes_below
-from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples
 from eagle3_pipeline.shards.format import ShardLayout
 from eagle3_pipeline.staging import staging_folder
 
@@ -48,14 +47,11 @@ _SAMPLES_PER_SLOT = 4
 class ExtractionRun:
     """What the shards of one call share."""
 
-    def __init__(
-        self, lineage: Lineage, missing: list[str], layout: ShardLayout, longest: int, file: ProgressFile
-    ) -> None:
+    def __init__(self, lineage: Lineage, missing: list[str], layout: ShardLayout, file: ProgressFile) -> None:
         self._lineage = lineage
         self._settings = lineage.recipe.extraction
         self._missing = missing
         self._layout = layout
-        self._longest = longest
         self._file = file
         self._head = Head.read(lineage.model_path())
         self._table_path = _table_path(lineage)
@@ -103,7 +99,7 @@ class ExtractionRun:
         files: dict[str, str] = {}
         needs_server = False
         for shard in self._missing:  # one after the other: the token ids of all shards may be gigabytes
-            planned = self._plan(shard).samples
+            planned = planned_shard(self._lineage, shard).samples
             found = shards_of_files(self._lineage, {shard: planned})
             needs_server |= len(found) < len(planned)
             files |= found
@@ -155,7 +151,7 @@ class ExtractionRun:
         """Up to so many samples, from the first shard that is missing as far as it has them."""
         samples: list[PlannedSample] = []
         for shard in self._missing:  # the first may have few, or none
-            plan = await asyncio.to_thread(self._plan, shard)
+            plan = await asyncio.to_thread(planned_shard, self._lineage, shard)
             samples += chosen(plan.samples, wanted - len(samples))
             if len(samples) == wanted:
                 break
@@ -163,7 +159,7 @@ class ExtractionRun:
 
     def _works(self) -> Iterator[ShardExtraction]:
         for shard in self._missing:
-            plan = self._plan(shard)
+            plan = planned_shard(self._lineage, shard)
             yield ShardExtraction(
                 self._lineage.hidden_state_shards(shard),
                 plan,
@@ -175,14 +171,6 @@ class ExtractionRun:
                 quarantine=self._quarantine,
                 on_finished=partial(discard_all, self._lineage, shard),
             )
-
-    def _plan(self, shard: str) -> ShardPlan:
-        return plan_shard(
-            iter_samples(self._lineage.synthetic_samples(shard).folder / SAMPLES_NAME),
-            train_truncated=self._lineage.recipe.generation.train_truncated,
-            longest=self._longest,
-            without_last=self._settings.while_generating,
-        )
 
     def _meaning(self, samples: list[PlannedSample]) -> ShardMeaning:
         recipe = self._lineage.recipe

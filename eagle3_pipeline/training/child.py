@@ -132,7 +132,8 @@ def _environment(plan: TrainingPlan) -> dict[str, str]:
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(physical_gpus(plan.devices))} if plan.devices else {}
     # Threads that spin while they wait for each other cost a factor of ten as soon as anything else runs.
-    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    # And with a heap of its own, the thread that reads ahead and judges takes none of what a step gave back.
+    quiet = {"OMP_WAIT_POLICY": "PASSIVE", "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
     if plan.processes > 1:  # without the advice of C++ that no unused parameters were found, see group.py
         quiet |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return {**quiet, **without_token(os.environ), "PYTHONPATH": os.pathsep.join(paths), **visible}

@@ -15,29 +15,23 @@ for the next batch of the step. Buckets stay always.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from eagle3_pipeline.errors import NotEnoughMemory
+from eagle3_pipeline.host_memory import available_bytes
 from eagle3_pipeline.samples.state_room import gib
 from eagle3_pipeline.training.batches import SampleSource, supervised_rows
 from eagle3_pipeline.training.draft import FROZEN, trained_parameters
-from eagle3_pipeline.training.flash_cpu import PIECE
 from eagle3_pipeline.training.loss import block_bytes
 from eagle3_pipeline.training.optimizer import is_for_muon
 from eagle3_pipeline.training.plan import TrainingPlan
 from eagle3_pipeline.training.reading import AHEAD
 from eagle3_pipeline.training.schedule import Schedule
+from eagle3_pipeline.training.step_shape import StepShape
 
 logger = logging.getLogger(__name__)
-
-_CGROUP = Path("/sys/fs/cgroup")
-# Of memory.stat: what counts as used, and is given back when it is wanted. Pages of files, and the kernel's
-# knowledge of files.
-_GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,7 @@ def expected_bytes(
     )
     named = dict(model.named_parameters())
     frozen = sum(_bytes(one) for name, one in named.items() if name in FROZEN)
-    shape = _Shape(model)
+    shape = StepShape(model)
     queries = rows if supervised is None else supervised
     return MemoryPlan(
         weights=sum(_bytes(one) for name, one in named.items() if name not in FROZEN),
@@ -116,57 +110,6 @@ def expected_bytes(
         + block_bytes(queries * shape.tokens, device),
         gradients_stay=accumulation > 1,
     )
-
-
-class _Shape:
-    """Numbers per row, from the model's config; names as in forward.py."""
-
-    def __init__(self, model: Any) -> None:
-        layer = model.config.transformer_layer_config
-        self.hidden = int(layer.hidden_size)
-        self.aux = int(model.fc.weight.shape[1]) // self.hidden
-        self.is_normed = model.input_norm is not None or model.fc_norm is not None
-        self.head_dim = int(layer.head_dim)
-        self.heads = int(layer.num_attention_heads)
-        self.queries = self.heads * self.head_dim
-        self.keys = int(layer.num_key_value_heads) * self.head_dim
-        self.inner = int(layer.intermediate_size)
-        self.tokens = int(model.config.draft_vocab_size)
-        # Cast once per batch, with a gradient of the same size that grows from step to step.
-        self.casts: int = 2 * sum(
-            one.numel() for name, one in model.named_parameters() if name not in FROZEN and one.ndim == 2
-        )
-
-    def batch(self, rows: int, supervised: int) -> int:
-        """States and verifier's states in bfloat16; ids and masks are next to nothing."""
-        return 2 * self.hidden * (self.aux * rows + supervised)
-
-    def pass_(self, rows: int, supervised: int, steps: int, loss: str) -> int:
-        """What is kept until the backward has begun, and what it begins with."""
-        kept = 2 * (rows * self._per_row() + supervised * sum(self._per_query(step) for step in range(steps)))
-        # Logits of each step, as gradients; the verifier's probabilities in float32, or its scores.
-        vocabulary = 2 * supervised * self.tokens * (steps + (2 if loss == "kl_div" else 1))
-        logs = 4 * supervised * self.heads * steps
-        begun = 2 * supervised * (4 * self.inner + 3 * self.hidden)
-        return 2 * self.casts + kept + vocabulary + logs + begun
-
-    def scores(self, longest: int) -> int:
-        """What the backward of attention writes down of a piece: thrice in float32, once in bfloat16."""
-        return 14 * self.heads * min(PIECE, longest) * longest
-
-    def _per_row(self) -> int:
-        """Numbers that step 0 keeps of each row."""
-        fused = 2 * self.aux * self.hidden if self.is_normed else 0  # unit and normed states of the layers
-        normed = 4 * self.hidden  # unit and normed, of embedding and state
-        return fused + normed + (self.queries + 2 * self.keys) + 3 * self.keys + 2 * self.head_dim
-
-    def _per_query(self, step: int) -> int:
-        """Numbers that a step keeps of each supervised row."""
-        attention = 2 * self.queries + 2 * self.head_dim + self.hidden
-        if step:  # the row's own link of the chain, and the unit state that it comes from
-            attention += self.queries + 3 * self.keys + self.hidden
-        mlp = 2 * self.hidden + 4 * self.inner
-        return attention + mlp + 2 * self.hidden  # the last: unit and normed state before the head
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -206,7 +149,7 @@ def require_memory(
 
     `sizes` are those of all batches; the model is built and still on the CPU. None where there is no batch.
     """
-    shape = _Shape(model)
+    shape = StepShape(model)
 
     def activations(one: Size) -> int:
         return shape.pass_(one.rows, one.supervised, plan.test_time_steps, plan.loss)
@@ -255,20 +198,5 @@ def _too_long(largest: Size, batch_rows: int) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process may still take: of a GPU, or of the machine and its control group."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min(int(psutil.virtual_memory().available), _free_in_group())
-
-
-def _free_in_group() -> int:
-    """What the limit of a container leaves; no limit is a very large one."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except OSError:  # another system, or the first version of control groups
-        return 1 << 62
-    statistics = dict(line.split() for line in lines)
-    given_back = sum(int(statistics.get(name, 0)) for name in _GIVEN_BACK)
-    return (1 << 62) if limit == "max" else int(limit) - used + given_back
+    """Memory that this process may still take, of a GPU or of the machine."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_bytes()

@@ -48,24 +48,16 @@ class WaveSamples:
 
 def write_wave_samples(lineage: Lineage, waves: Sequence[Sequence[str]], path: Path) -> None:
     """Go through the samples of all shards, wave by wave, and write the file; a minute for 25,000 samples."""
-    from eagle3_pipeline.extraction.plan import plan_shard
-    from eagle3_pipeline.samples import shard_file
-    from eagle3_pipeline.samples.extracted_form import longest_sample
+    from eagle3_pipeline.extraction.plan import planned_shard
 
     names: list[str] = []
     rows: list[int] = []
     sizes: list[int] = []
     without = 0
-    longest = longest_sample(lineage)
     for wave in waves:
         before = len(names)
         for shard in wave:
-            file = lineage.synthetic_samples(shard).folder / shard_file.SAMPLES_NAME
-            samples = shard_file.iter_samples(file)
-            plan = plan_shard(
-                samples, train_truncated=lineage.recipe.generation.train_truncated, longest=longest
-            )
-            for sample in plan.samples:
+            for sample in planned_shard(lineage, shard).samples:
                 if _is_supervised(sample.loss_mask):
                     names.append(sample.sample_id)
                     rows.append(len(sample.token_ids) - 1)

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eagle3_pipeline.errors import BadInput
-from eagle3_pipeline.extraction.plan import PlannedSample, plan_shard
+from eagle3_pipeline.extraction.plan import PlannedSample, planned_shard
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.samples import SAMPLES_NAME, iter_samples
-from eagle3_pipeline.samples.extracted_form import longest_sample
 from eagle3_pipeline.samples.sample import prompt_id_of
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def read_replies(lineage: Lineage) -> Replies:
     """The replies of all shards of the run; raises BadInput, DamagedFile and MissingInput."""
     vocab_size = int(lineage.target_model().require().facts["vocab_size"])
     judges = frozenset(lineage.prompts().require().facts["validation"])
-    samples = (sample for shard in lineage.recipe.shards for sample in _planned(lineage, shard))
+    samples = (sample for shard in lineage.recipe.shards for sample in planned_shard(lineage, shard).samples)
     return gather_replies(samples, judges, vocab_size)
 
 
@@ -59,14 +57,3 @@ def gather_replies(samples: Iterable[PlannedSample], judges: Collection[str], vo
         else:
             replies.counts.update(ids)
     return replies
-
-
-def _planned(lineage: Lineage, shard: str) -> list[PlannedSample]:
-    place = lineage.synthetic_samples(shard)
-    place.require()
-    return plan_shard(
-        iter_samples(place.folder / SAMPLES_NAME),
-        train_truncated=lineage.recipe.generation.train_truncated,
-        longest=longest_sample(lineage),
-        without_last=lineage.recipe.extraction.while_generating,
-    ).samples

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eagle3_pipeline.errors import MissingInput, NotEnoughRoom, QualityError, RecipeError, ServerDied
-from eagle3_pipeline.extraction import inspection
+from eagle3_pipeline.extraction import plan
 from eagle3_pipeline.extraction import run as run_module
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
@@ -310,7 +310,7 @@ def test_what_a_killed_run_found_in_its_parts_counts_in_the_verdict(
 def test_where_states_depend_on_company_no_part_of_the_shard_is_taken_by_the_next_run(
     server: StandIn, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "is_compared", lambda sample_id: sample_id == "8-t0")
+    monkeypatch.setattr(plan, "is_compared", lambda first, position: position == 8)
 
     def differ_alone(number: int, ids: list[int]) -> Faults | None:
         of_this = [one for one in server.requests[PROOF:] if one[1] == 8]
@@ -330,7 +330,7 @@ def test_where_states_depend_on_company_no_part_of_the_shard_is_taken_by_the_nex
 def test_a_sample_whose_comparison_did_not_end_is_compared_by_the_next_run(
     server: StandIn, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "is_compared", lambda sample_id: sample_id in ("3-t0", "7-t0"))
+    monkeypatch.setattr(plan, "is_compared", lambda first, position: position in (3, 7))
 
     def die_alone(number: int, ids: list[int]) -> None:
         if number >= PROOF and ids[1] == 7 and sum(one[1] == 7 for one in server.requests[PROOF:]) == 2:
@@ -373,15 +373,15 @@ def test_the_files_of_one_shard_after_the_other_are_looked_for(
             write_states(path, sample.token_ids[:-1], LAYERS, HIDDEN, TARGET, Faults())
     planned: list[weakref.ref[PlannedSample]] = []
     held: list[int] = []
-    plan_shard = run_module.plan_shard
+    planned_shard = run_module.planned_shard
 
-    def watched(*arguments: Any, **settings: Any) -> ShardPlan:
-        plan = plan_shard(*arguments, **settings)
+    def watched(lineage: Lineage, shard: str) -> ShardPlan:
+        plan = planned_shard(lineage, shard)
         planned.append(weakref.ref(plan.samples[0]))
         held.append(sum(one() is not None for one in planned))
         return plan
 
-    monkeypatch.setattr(run_module, "plan_shard", watched)
+    monkeypatch.setattr(run_module, "planned_shard", watched)
     _extract(server, audit(lineage), *lineage.recipe.shards)
     assert server.opened == 0
     assert max(held[: len(shards)]) == 2

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eagle3_pipeline.errors import NotEnoughRoom
-from eagle3_pipeline.extraction import inspection
+from eagle3_pipeline.extraction import plan
 from eagle3_pipeline.extraction.extraction import extract_shards
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.serving.server import open_server, stop_servers
@@ -39,7 +39,7 @@ def _extract(lineage: Lineage, told: list[str]) -> None:
 def test_faults_of_a_server_process_are_met_and_the_next_call_goes_on(
     lineage: Lineage, control: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "_ONE_IN", 10**9)  # captures none again, so that files can be counted
+    monkeypatch.setattr(plan, "_ONE_IN", 10**9)  # captures none again, so that files can be counted
     write_control(control, late_states_seconds=0.05, busy_requests=2, retry_after="0", no_room_after=28)
     told: list[str] = []
     try:

@@ -27,6 +27,7 @@ from eagle3_pipeline.training.memory import (
 from eagle3_pipeline.training.norms import new_norms
 from eagle3_pipeline.training.optimizer import Optimizer
 from eagle3_pipeline.training.schedule import Schedule, StepBatches
+from eagle3_pipeline.training.step_shape import StepShape
 from tests.training.tiny import draft, memory, plan
 
 _PAGE = Path(__file__).parents[2] / "docs" / "steps" / "draft-checkpoint.md"
@@ -116,7 +117,7 @@ def test_what_a_pass_keeps_is_computed_within_a_tenth(loss: str, steps: int) -> 
     sizes = {one.data_ptr(): one.nbytes() for one in storages}
     lasting = {one.untyped_storage().data_ptr() for one in model.parameters()}
     found = sum(size for place, size in sizes.items() if place not in lasting)
-    shape = module._Shape(model)
+    shape = StepShape(model)
     # Not saved by autograd: the verifier's part, projections of the embeddings, gradients of the casts, and
     # what the backward begins with.
     verifier = supervised * model.config.draft_vocab_size * (4 if loss == "kl_div" else 2)
@@ -240,25 +241,3 @@ def test_memory_that_ends_in_a_step_all_the_same_is_told_with_the_way_out(
         NotEnoughMemory, match=r"2\.00 GiB.*tokens_per_step \(now 40\).*training\.accumulation \(now 2\)"
     ):
         process.run_plan(plan(tmp_path, accumulation=2))
-
-
-@pytest.mark.parametrize(
-    ("limit", "free"), [("max", 1 << 62), (str(8 << 30), (8 << 30) - (3 << 30) + (1 << 30) + 7 + 9)]
-)
-def test_the_limit_of_a_container_counts_without_pages_that_can_go(
-    limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
-    (tmp_path / "memory.stat").write_text(
-        f"anon 5\ninactive_file {1 << 30}\nactive_file 7\nslab_reclaimable 9\n"
-    )
-    assert module._free_in_group() == free
-
-
-def test_without_control_groups_the_machine_alone_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CGROUP", tmp_path)
-    assert module._free_in_group() == 1 << 62
