@@ -2,13 +2,13 @@
 
 import argparse
 
-from eagle3_pipeline.cli.checkout import lineage_of
+from eagle3_pipeline.cli.checkout import add_recipe, lineage_of
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""
     publish = commands.add_parser("publish", help="publish a recipe's release, as the recipe says")
-    publish.add_argument("recipe", metavar="RECIPE", help="name in recipes/, or a path")
+    add_recipe(publish)
     publish.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
     publish.set_defaults(command=_publish)
 

@@ -4,15 +4,13 @@ import argparse
 import sys
 import webbrowser
 
-from eagle3_pipeline.cli.checkout import lineage_of
-from eagle3_pipeline.recipe.file import DEFAULT_RECIPE
+from eagle3_pipeline.cli.checkout import add_recipe, lineage_of
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""
     report = commands.add_parser("report", help="what the draft of a recipe is worth, and its page")
-    shown = "name in recipes/, or a path (%(default)s)"
-    report.add_argument("recipe", metavar="RECIPE", nargs="?", default=DEFAULT_RECIPE, help=shown)
+    add_recipe(report)
     report.add_argument("--open", action="store_true", help="open the page in the browser")
     report.set_defaults(command=_report)
 

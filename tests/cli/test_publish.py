@@ -20,7 +20,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_release_is_published_and_the_places_are_told(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["publish", "tiny"]) == 0
+    assert main(["publish", "--recipe", "tiny"]) == 0
     said = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert said["version"] == "v1"
     assert said["copy"] == str(shared / NAME / "v1")
@@ -30,17 +30,12 @@ def test_a_release_is_published_and_the_places_are_told(
 def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["publish", "tiny", "--dry-run"]) == 0
+    assert main(["publish", "--recipe", "tiny", "--dry-run"]) == 0
     assert "v1: a copy of 7 files" in capsys.readouterr().out
     assert not shared.exists()
 
 
 def test_a_refusal_is_told_with_status_2(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shared / NAME / "v1").mkdir(parents=True)
-    assert main(["publish", "tiny"]) == 2
+    assert main(["publish", "--recipe", "tiny"]) == 2
     assert "BadInput: " in capsys.readouterr().err
-
-
-def test_the_recipe_that_is_published_is_always_named() -> None:
-    with pytest.raises(SystemExit):
-        main(["publish"])

@@ -37,7 +37,7 @@ def test_the_report_is_printed_with_the_path_of_its_page(
     lineage: Lineage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = finish(lineage)
-    assert main(["report", "a-recipe"]) == 0
+    assert main(["report", "--recipe", "a-recipe"]) == 0
     said = capsys.readouterr().out
     assert "gsm8k" in said
     assert "The draft makes serving faster on this machine" in said
@@ -51,13 +51,13 @@ def test_the_page_is_opened_where_there_is_a_browser_and_else_that_is_said(
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or opens)
     folder = finish(lineage)
-    assert main(["report", "a-recipe", "--open"]) == (0 if opens else 1)
+    assert main(["report", "--recipe", "a-recipe", "--open"]) == (0 if opens else 1)
     assert opened == [f"file://{folder}/report.html"]
     assert ("no browser" in capsys.readouterr().err) is not opens
 
 
 def test_without_a_report_it_says_what_to_make(lineage: Lineage, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "a-recipe"]) == 2
+    assert main(["report", "--recipe", "a-recipe"]) == 2
     assert "acceptance_report is not made yet" in capsys.readouterr().err
 
 
