@@ -78,7 +78,9 @@ def _interrupt(plan: TrainingPlan) -> list[psutil.Process]:
     together: list[psutil.Process] = []
 
     def interrupted(event: dict[str, object]) -> None:
-        together.extend(psutil.Process().children(recursive=True))
+        found = psutil.Process().children(recursive=True)
+        # What tests before left has ended, and waits to be looked at.
+        together.extend(one for one in found if one.status() != psutil.STATUS_ZOMBIE)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
