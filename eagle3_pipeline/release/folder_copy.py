@@ -5,10 +5,7 @@
     latest -> v2
 """
 
-import fcntl
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from eagle3_pipeline.durable_files import (
@@ -18,8 +15,9 @@ from eagle3_pipeline.durable_files import (
     require_free_bytes,
     sha256_of_file,
 )
-from eagle3_pipeline.errors import Busy, DamagedFile
+from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.release.versions import Version, move_latest, numbers_in, other_content
+from eagle3_pipeline.sole_writer import sole_writer
 
 _ROOM = "Free some space there, or name another release.folder; then publish again."
 
@@ -33,7 +31,8 @@ def copy_version(version: Version, home: Path, root: Path) -> Path:
     target = root / version.name / version.tag
     if not _is_there(version, home, target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with full_disk_named(target.parent, _ROOM), _alone(target.parent):
+        taken = f"{target.parent} is being published to"
+        with full_disk_named(target.parent, _ROOM), sole_writer(target.parent / ".lock", taken):
             if not _is_there(version, home, target):
                 _write(version, target)
     move_latest(target.parent)
@@ -79,14 +78,3 @@ def _write(version: Version, target: Path) -> None:
         fsync_folder(folder)
     partial.rename(target)
     fsync_folder(target.parent)
-
-
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Keep a second process from copying there: both would write the same files."""
-    with (home / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Busy(f"{home} is being published to by another process. Wait for it or stop it.") from error
-        yield

@@ -10,11 +10,10 @@
 It gets its number, and goes where the recipe says, in publishing.py.
 """
 
-import fcntl
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from eagle3_pipeline.durable_files import (
     write_atomic,
     write_json,
 )
-from eagle3_pipeline.errors import Busy, DamagedFile, MissingInput
+from eagle3_pipeline.errors import DamagedFile, MissingInput
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import FileEntry, Manifest, Place
 from eagle3_pipeline.release.card import model_card
@@ -37,6 +36,7 @@ from eagle3_pipeline.release.provenance_record import provenance_record
 from eagle3_pipeline.release.smoke import smoke
 from eagle3_pipeline.release.verification import verify_draft
 from eagle3_pipeline.release.versions import SUMS_NAME
+from eagle3_pipeline.sole_writer import sole_writer
 
 if TYPE_CHECKING:
     from eagle3_pipeline.serving.server import RunningServer
@@ -61,7 +61,12 @@ def release_draft(lineage: Lineage, server_with: ServerWith) -> Manifest:
     place, name = lineage.released_draft(), release_name(lineage.recipe)
     if (found := place.manifest()) is not None:
         return found
-    with full_disk_named(place.folder, _FULL_DISK), _alone(place.folder):
+    place.folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = place.folder.with_name(f".{place.folder.name}.lock")
+    with (
+        full_disk_named(place.folder, _FULL_DISK),
+        sole_writer(lock, f"{place.folder} is being made"),
+    ):
         return place.manifest() or _make(lineage, place, name, server_with)
 
 
@@ -132,15 +137,3 @@ def _take(source: Path, target: Path, entry: FileEntry) -> Path:
             "the disk, then materialise released_draft again."
         )
     return target
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second process from making this release: both would write the same files."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Busy(f"{folder} is being made by another process. Wait for it or stop it.") from error
-        yield
