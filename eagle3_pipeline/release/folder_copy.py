@@ -31,7 +31,7 @@ def copy_version(version: Version, home: Path, root: Path) -> Path:
     target = root / version.name / version.tag
     if not _is_there(version, home, target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        taken = f"{target.parent} is being published to"
+        taken = f"{target.parent} is being published to by another process"
         with full_disk_named(target.parent, _ROOM), sole_writer(target.parent / ".lock", taken):
             if not _is_there(version, home, target):
                 _write(version, target)

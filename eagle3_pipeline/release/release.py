@@ -65,7 +65,7 @@ def release_draft(lineage: Lineage, server_with: ServerWith) -> Manifest:
     lock = place.folder.with_name(f".{place.folder.name}.lock")
     with (
         full_disk_named(place.folder, _FULL_DISK),
-        sole_writer(lock, f"{place.folder} is being made"),
+        sole_writer(lock, f"{place.folder} is being made by another process"),
     ):
         return place.manifest() or _make(lineage, place, name, server_with)
 
