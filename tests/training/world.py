@@ -143,3 +143,12 @@ def _reply(name: str, generator: torch.Generator) -> Sample:
         server="",
         verdict="good",
     )
+
+
+def three_waves(tmp_path: Path, tiny_llama: Path, **changes: Any) -> Lineage:
+    """A lineage in three waves, whose plan is made."""
+    lineage = make_lineage(
+        tmp_path, tiny_llama, **{"waves": 3, "training": {"tokens_per_step": 64}, **changes}
+    )
+    plan_waves(lineage)
+    return lineage
