@@ -1,6 +1,6 @@
 """Extraction beside plain prefill of the same tokens and beside speculators' client, on the real vLLM.
 
-    python -m benchmarks.extraction.throughput      25 minutes on two cores that do nothing else
+    python -m benchmarks.extraction.throughput      half an hour on two cores that do nothing else
 
 The samples are those of the demo (`--storage`, where `eagle3 run` left them). Three contestants take turns,
 every other round in reverse order:
@@ -10,8 +10,9 @@ every other round in reverse order:
                   same flags, but without speculative config and connector
     speculators   `generate-offline-data --validate-outputs` against the server of `extraction`
 
-Two servers are up all the time; `idle_server_cpu_s` shows that the one that is not asked takes none of the
-cores. A first round, which is not counted, warms all up. Measured are
+Two servers are up at a time; `idle_server_cpu_s` shows that the one that is not asked takes none of the
+cores. Both are started anew for every two rounds, and warmed up: of two processes of the very same server one
+can be faster than the other by 3 %, as long as they live. Measured are
 
     tokens_per_second            tokens of all samples by the seconds of the work, without imports
     command                      the same by the seconds of the whole command, from its start to its end
@@ -29,7 +30,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +44,18 @@ from benchmarks.generation.process import Usage, run
 from benchmarks.generation.regenerate import spread
 from benchmarks.generation.target import RECIPE
 from benchmarks.record import record, warn_of_changes
+from eagle3_pipeline.extraction.plan import planned_shard
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.samples.audit import audit_samples
 from eagle3_pipeline.serving.server import RunningServer, open_server
 from eagle3_pipeline.serving.specification import extraction_server
-from eagle3_pipeline.shards.reader import ShardReader
 
 CONTESTANTS = ("extraction", "prefill", "speculators")
 Numbers = dict[str, float]
 
 
 class Contest:
-    """The contestants, their servers and their samples; each run has a folder of its own below `folder`."""
+    """The contestants on one pair of servers; each run has a folder of its own below `folder`."""
 
     def __init__(
         self, folder: Path, lineage: Lineage, recipe: Path, server: RunningServer, plain: PlainServer
@@ -65,34 +67,35 @@ class Contest:
         self._plain = plain
         self._in_flight = lineage.recipe.extraction.concurrency
         self._runs = 0
-        self._samples: list[list[int]] = []
+        planned = [planned_shard(lineage, shard).samples for shard in lineage.recipe.shards]
+        self._samples = [sample.token_ids for samples in planned for sample in samples]
+        self._of_first_shard = len(planned[0])
+        folder.mkdir()
+        write_dataset(folder / "dataset", self._samples)
 
-    def learn_samples(self) -> None:
-        """Extract once and take the token ids of all samples; RuntimeError if one is quarantined."""
-        found = self.extraction()
-        if found["quarantined"]:
-            raise RuntimeError(
-                f"{found['quarantined']} samples are quarantined: the others would be compared"
-            )
-        shards = self._lineage.recipe.shards
-        reader = ShardReader([self._lineage.hidden_state_shards(shard).folder for shard in shards])
-        self._samples = [reader[index]["token_ids"].tolist() for index in range(len(reader))]
-        (self._folder / "ids.json").write_text(json.dumps(self._samples))
-        write_dataset(self._folder / "dataset", self._samples)
+    def warm_up(self) -> None:
+        """The first shard to each server; the one that captures is proven then, too."""
+        self.extraction("--first", "1")
+        self.prefill(self._of_first_shard)
 
-    def extraction(self) -> Numbers:
-        """One run of the step."""
+    def extraction(self, *options: str) -> Numbers:
+        """One run of the step; RuntimeError if a sample is quarantined: the others would be compared."""
         shutil.rmtree(self._lineage.folder / "hidden_state_shards", ignore_errors=True)
         command = [sys.executable, "-m", "benchmarks.extraction.ours"]
         command += [str(self._recipe), str(self._lineage.storage_root)]
-        command += ["--server", self._server.spec.fingerprint]
+        command += ["--server", self._server.spec.fingerprint, *options]
         with self._watched("extraction") as (folder, server_cpu):
             usage = run(command, folder)
-        return self._numbers(json.loads(usage.output), usage, server_cpu)
+        found = json.loads(usage.output)
+        if found["quarantined"]:
+            raise RuntimeError(f"{found['quarantined']} samples are quarantined, expected none")
+        return self._numbers(found, usage, server_cpu)
 
-    def prefill(self) -> Numbers:
-        """One run of the plain client."""
-        command = [sys.executable, "-m", "benchmarks.extraction.prefill", str(self._folder / "ids.json")]
+    def prefill(self, first: int | None = None) -> Numbers:
+        """One run of the plain client, over the `first` samples or all."""
+        ids = self._folder / "ids.json"
+        ids.write_text(json.dumps(self._samples[:first]))
+        command = [sys.executable, "-m", "benchmarks.extraction.prefill", str(ids)]
         command += ["--base-url", self._plain.base_url, "--model", self._plain.model]
         command += ["--in-flight", str(self._in_flight)]
         with self._watched("prefill") as (folder, server_cpu):
@@ -152,16 +155,27 @@ def cpu_of_tree(pid: int) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def hold(contest: Any, rounds: int) -> dict[str, Any]:
-    """The round that warms up, then those that count; returns what main records, with all runs."""
-    contest.learn_samples()
-    for who in CONTESTANTS[1:]:
-        getattr(contest, who)()
+@contextmanager
+def open_contest(folder: Path, lineage: Lineage, recipe: Path) -> Iterator[Contest]:
+    """Both servers, and their contestants."""
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as name,
+        open_server(extraction_server(lineage, lineage.staging), lineage.logs, stop=True) as server,
+        PlainServer(lineage, Path(name) / "plain.log").run() as plain,
+    ):
+        yield Contest(Path(name) / "runs", lineage, recipe, server, plain)
+
+
+def hold(contests: Callable[[], AbstractContextManager[Any]], rounds: int) -> dict[str, Any]:
+    """The rounds, every two of them on servers of their own; returns what main records, with all runs."""
     runs: dict[str, list[Numbers]] = {who: [] for who in CONTESTANTS}
-    for number in range(rounds):
-        for who in CONTESTANTS if number % 2 == 0 else reversed(CONTESTANTS):
-            runs[who].append(getattr(contest, who)())
-            print(f"round {number + 1}, {who}: {json.dumps(runs[who][-1])}", flush=True)
+    for first in range(0, rounds, 2):
+        with contests() as contest:
+            contest.warm_up()
+            for number in range(first, min(first + 2, rounds)):
+                for who in CONTESTANTS if number % 2 == 0 else reversed(CONTESTANTS):
+                    runs[who].append(getattr(contest, who)())
+                    print(f"round {number + 1}, {who}: {json.dumps(runs[who][-1])}", flush=True)
     return summary(runs)
 
 
@@ -198,12 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         lineage, recipe = own_lineage(options.recipe, options.storage, folder / "own", {})
         audit_samples(lineage)
-        spec = extraction_server(lineage, lineage.staging)
-        with (
-            open_server(spec, lineage.logs, stop=True) as server,
-            PlainServer(lineage, folder / "plain.log").run() as plain,
-        ):
-            numbers = hold(Contest(folder, lineage, recipe, server, plain), options.rounds)
+        numbers = hold(partial(open_contest, folder, lineage, recipe), options.rounds)
     shown = {key: value for key, value in numbers.items() if key != "runs"}
     print(json.dumps(shown, indent=2))
     if options.recipe == RECIPE:
