@@ -32,7 +32,7 @@ format: setup  ## let ruff rewrite what it can
 	@$(VENV)/ruff check --fix .
 	@$(VENV)/ruff format .
 
-soak: setup  ## hours: the demo three times, the full demo, many kills; numbers go to benchmarks/results
+soak: setup  ## hours: the demo three times, the full demo, the full report, many kills; numbers go to benchmarks/results
 	@$(VENV)/python -m pytest -m soak $(PYTEST_ARGS)
 
 # DAGSTER_HOME has to be absolute and to hold dagster.yaml. A link, so that an edit there is an edit here.

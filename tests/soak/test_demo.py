@@ -23,7 +23,7 @@ SPEC_EVAL = "EAGLE3_SPEC_EVAL"
 """A folder with the field's evaluation sets (mt_bench.jsonl, alpaca.jsonl: `turns` per line)."""
 
 
-def _run(recipe: str, folder: Path) -> float:
+def run_recipe(recipe: str, folder: Path) -> float:
     """Minutes of one `eagle3 run` with storage and Dagster home in `folder`."""
     environment = {**os.environ, "EAGLE3_STORAGE": str(folder / "data"), "DAGSTER_HOME": str(folder / "home")}
     began = time.monotonic()
@@ -58,8 +58,8 @@ def test_the_demo_takes_at_most_20_minutes_and_a_second_run_under_one(tmp_path: 
     minutes, again, reports = [], [], []
     for number in range(RUNS):
         folder = tmp_path / str(number)
-        minutes.append(_run("smollm2-cpu", folder))
-        again.append(_run("smollm2-cpu", folder))
+        minutes.append(run_recipe("smollm2-cpu", folder))
+        again.append(run_recipe("smollm2-cpu", folder))
         reports.append(_report("smollm2-cpu", folder))
     record("demo", {"minutes": minutes, "minutes_of_the_second_run": again, "reports": reports})
     assert statistics.median(minutes) <= 20
@@ -76,7 +76,7 @@ def test_the_full_demo_reaches_an_acceptance_length_of_one_and_a_half_in_an_hour
     recipe = tmp_path / "full.yaml"
     base = os.path.relpath(ROOT / "recipes" / "smollm2-cpu-full.yaml", tmp_path)
     recipe.write_text(yaml.safe_dump({"extends": base, "evaluation": {"sets": sets}}))
-    minutes = _run(str(recipe), tmp_path)
+    minutes = run_recipe(str(recipe), tmp_path)
     report = _report(str(recipe), tmp_path)
     named = [report["sets"]["mt_bench"], report["sets"]["alpaca"]]
     drafts = sum(one["drafts"] for one in named)
