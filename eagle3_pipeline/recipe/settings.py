@@ -20,7 +20,10 @@ from eagle3_pipeline.recipe.strict import Strict
 from eagle3_pipeline.recipe.training import Training
 
 # Settings of `training` that a base draft answers itself.
-_OF_NEW_DRAFTS = {"per_layer_norm", "norm_output", "attention_window", "intermediate_size"}
+_OF_NEW_DRAFTS = {
+    *("per_layer_norm", "norm_output", "norm_before_residual"),
+    *("attention_window", "intermediate_size"),
+}
 
 
 class Vocabulary(Strict):

@@ -68,6 +68,9 @@ class Training(Strict):
     """Norm the state of each layer before they are joined (EAGLE-3.1). A base draft keeps its own norms."""
     norm_output: bool = False
     """Feed the normed output back in further steps (EAGLE-3.1). A base draft keeps its own norms."""
+    norm_before_residual: bool = True
+    """The draft's layer adds to the normed state. SGLang and SpecForge know only drafts without this and
+    without `per_layer_norm`. A base draft keeps its own norms."""
     attention_window: PositiveInt | None = None
     """The draft looks back so many tokens; at all when left out. A base draft keeps its own attention."""
     intermediate_size: PositiveInt | None = None

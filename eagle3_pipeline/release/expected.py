@@ -81,7 +81,11 @@ class Expected:
 def _of_new(target: Mapping[str, Any], training: Training) -> dict[str, Any]:
     same_attention = target.get("model_type") in KINDS
     return {
-        "norms": new_norms(per_layer_norm=training.per_layer_norm, norm_output=training.norm_output),
+        "norms": new_norms(
+            per_layer_norm=training.per_layer_norm,
+            norm_output=training.norm_output,
+            norm_before_residual=training.norm_before_residual,
+        ),
         "window": training.attention_window,
         "layer": _named(target, (*_UNSEEN, *(_HEADS if same_attention else ()))),
         "rope": rope_parameters(target),

@@ -64,6 +64,7 @@ class TrainingPlan:
     train_head: bool
     per_layer_norm: bool
     norm_output: bool
+    norm_before_residual: bool
     attention_window: int | None
     intermediate_size: int | None
     patience: int | None

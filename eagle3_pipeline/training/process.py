@@ -208,7 +208,11 @@ def _shape(plan: TrainingPlan, weights: TargetWeights) -> tuple[Any, dict[str, b
         intermediate_size=plan.intermediate_size,
         attention_window=plan.attention_window,
     )
-    return layer, new_norms(per_layer_norm=plan.per_layer_norm, norm_output=plan.norm_output)
+    return layer, new_norms(
+        per_layer_norm=plan.per_layer_norm,
+        norm_output=plan.norm_output,
+        norm_before_residual=plan.norm_before_residual,
+    )
 
 
 @contextmanager

@@ -68,7 +68,13 @@ def test_a_base_draft_keeps_its_vocabulary_in_every_alternative() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("per_layer_norm", True), ("norm_output", True), ("attention_window", 64), ("intermediate_size", 128)],
+    [
+        ("per_layer_norm", True),
+        ("norm_output", True),
+        ("norm_before_residual", True),
+        ("attention_window", 64),
+        ("intermediate_size", 128),
+    ],
 )
 def test_what_shapes_a_new_draft_is_refused_with_a_base_draft_wherever_it_is_set(
     name: str, value: int

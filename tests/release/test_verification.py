@@ -90,6 +90,11 @@ def test_what_is_expected_follows_from_recipe_target_and_base_draft(
     assert found.special_ids == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 
 
+def test_a_new_draft_without_norms_of_its_own_is_of_the_authors_kind(tmp_path: Path) -> None:
+    plain = {"norm_before_residual": False, "per_layer_norm": False}
+    assert not any(Expected.of(made_lineage(tmp_path, training=plain)).norms.values())
+
+
 @pytest.mark.parametrize("head", [{"train_head": False}, {"rates": {"head": 0.0}}])
 def test_a_head_that_the_recipe_freezes_is_expected_to_be_the_targets(
     tmp_path: Path, head: dict[str, Any]

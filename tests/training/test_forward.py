@@ -22,8 +22,8 @@ _VARIANTS = [
     {"norm_before_residual": True, "norm_output": True},
     {"fc_norm": True},
     {"norm_before_fc": True},
-    new_norms(per_layer_norm=True, norm_output=False),
-    new_norms(per_layer_norm=True, norm_output=True),
+    new_norms(per_layer_norm=True, norm_output=False, norm_before_residual=True),
+    new_norms(per_layer_norm=True, norm_output=True, norm_before_residual=True),
 ]
 _NAMES = ["plain", "residual and output", "fc each", "fc whole", "new", "new, output"]
 

@@ -74,7 +74,7 @@ def _on_meta(target: dict[str, Any], draft_tokens: int) -> Any:
                 aux_layers=(2, 5, 8),
                 draft_tokens=draft_tokens,
                 speculative_tokens=3,
-                norms=new_norms(per_layer_norm=True, norm_output=False),
+                norms=new_norms(per_layer_norm=True, norm_output=False, norm_before_residual=True),
             )
         )
     for name, one in model.named_parameters():
@@ -100,7 +100,7 @@ def test_the_page_says_what_known_targets_take(
 @pytest.mark.parametrize("loss", ["kl_div", "tv"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_what_a_pass_keeps_is_computed_within_a_tenth(loss: str, steps: int) -> None:
-    model = draft(**new_norms(per_layer_norm=True, norm_output=False))
+    model = draft(**new_norms(per_layer_norm=True, norm_output=False, norm_before_residual=True))
     for part in (model.embed_tokens, model.verifier_lm_head):
         part.to(torch.bfloat16)
     batch = pack(memory([(120, 4), (200, 4), (150, 4)]), range(3))

@@ -146,6 +146,7 @@ def plan(folder: Path, **changes: Any) -> TrainingPlan:
         "train_head": True,
         "per_layer_norm": True,
         "norm_output": False,
+        "norm_before_residual": True,
         "attention_window": None,
         "intermediate_size": None,
         "patience": None,
