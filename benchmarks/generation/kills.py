@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks.generation.events import answered, asked, read_events
 from benchmarks.generation.load import Load, Running, invented, serving
 from benchmarks.generation.stand_in import Texts
-from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import ServerDied
 from eagle3_pipeline.generation.collection import collect_samples
 from eagle3_pipeline.generation.shard_generation import JOURNAL_NAME
+from eagle3_pipeline.journal import read_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, read_samples

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from eagle3_pipeline.durable_files import Journal
 from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.journal import Journal
 
 _T = TypeVar("_T")
 

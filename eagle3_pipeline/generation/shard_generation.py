@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from eagle3_pipeline.durable_files import Journal
 from eagle3_pipeline.errors import DamagedFile
 from eagle3_pipeline.generation.concurrency import Reading, history
 from eagle3_pipeline.generation.conversation import Conversation
+from eagle3_pipeline.journal import Journal
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.samples.lengths import histogram

@@ -13,7 +13,8 @@ Killed before 3, the shard still counts as complete and is still found damaged, 
 import logging
 from pathlib import Path
 
-from eagle3_pipeline.durable_files import Journal, fsync_folder, sha256_of_file
+from eagle3_pipeline.durable_files import fsync_folder, sha256_of_file
+from eagle3_pipeline.journal import Journal
 from eagle3_pipeline.manifest import MANIFEST_NAME, Place
 from eagle3_pipeline.shards.consumption import CONSUMED_NAME, consumption
 from eagle3_pipeline.shards.format import read_header

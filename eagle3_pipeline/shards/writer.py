@@ -11,51 +11,29 @@ not finished, and one that is not what the journal says is damaged: the next wri
 their samples are made again.
 """
 
-import hashlib
 import itertools
 import logging
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import torch
 
-from eagle3_pipeline.durable_files import Journal, fsync_folder
+from eagle3_pipeline.durable_files import fsync_folder
 from eagle3_pipeline.errors import Busy
+from eagle3_pipeline.journal import Journal
 from eagle3_pipeline.manifest import MANIFEST_NAME
 from eagle3_pipeline.shards.format import (
     ShardLayout,
     bytes_of_empty_part,
     bytes_of_sample,
-    encode_header,
     read_header,
-    tensors_of,
 )
 from eagle3_pipeline.shards.listing import JOURNAL_NAME, flaw_of
-from eagle3_pipeline.shards.precision import quantise
+from eagle3_pipeline.shards.part import StoredSample, as_stored, write_part
 
 _logger = logging.getLogger(__name__)
-_SCALES_OF = {"hidden_states": "scales", "last_states": "last_scales"}
-_STEP_BYTES = 64 << 20  # written at once: keeps a kill and other writers responsive
-
-
-@dataclass(frozen=True)
-class _Pending:
-    sample_id: str
-    tensors: dict[str, torch.Tensor]
-    """By their names in the part; all but the offsets."""
-
-    @property
-    def tokens(self) -> int:
-        return len(self.tensors["token_ids"])
-
-    @property
-    def trained_tokens(self) -> int:
-        """Rows of the last layer that are kept apart from the others."""
-        return len(self.tensors.get("last_states", ()))
 
 
 class ShardWriter:
@@ -85,7 +63,7 @@ class ShardWriter:
         self._part_bytes = part_bytes
         self._note = note
         self._journal = Journal(folder / JOURNAL_NAME, fingerprint)
-        self._pending: list[_Pending] = []
+        self._pending: list[StoredSample] = []
         self._pending_bytes = bytes_of_empty_part(layout)
         self.done: set[str] = set()
         self.tokens = 0
@@ -138,7 +116,7 @@ class ShardWriter:
             )
         if len(loss_mask) != tokens:
             raise ValueError(f"{sample_id}: a mask of {len(loss_mask)} for {tokens} tokens")
-        sample = _Pending(sample_id, _as_stored(self.layout, hidden_states, token_ids, loss_mask))
+        sample = StoredSample(sample_id, as_stored(self.layout, hidden_states, token_ids, loss_mask))
         size = bytes_of_sample(sample_id, tokens, sample.trained_tokens, self.layout)
         if self._pending and self._pending_bytes + size > self._part_bytes:
             self._write_part()
@@ -182,83 +160,16 @@ class ShardWriter:
     def _write_part(self) -> None:
         names = (self.folder / f"part-{number:05d}.safetensors" for number in itertools.count())
         path = next(name for name in names if name not in self.parts)
-        temporary = path.with_name(f".{path.name}.tmp")
-        sample_ids = tuple(sample.sample_id for sample in self._pending)
-        tokens = sum(sample.tokens for sample in self._pending)
-        trained = sum(sample.trained_tokens for sample in self._pending)
-        try:
-            with temporary.open("wb") as file:
-                hashed = _Hashed(file)
-                hashed.write(encode_header(self.layout, sample_ids, tokens, trained))
-                for name in tensors_of(self.layout, len(sample_ids), tokens, trained):
-                    _write_rows(hashed, name, self._pending)
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        fsync_folder(self.folder)
+        written = write_part(path, self.layout, self._pending)
         record: dict[str, Any] = {
             "part": path.name,
-            "bytes": size,
-            "sha256": hashed.sha256,
-            "samples": len(sample_ids),
-            "tokens": tokens,
+            "bytes": written.bytes,
+            "sha256": written.sha256,
+            "samples": len(written.sample_ids),
+            "tokens": written.tokens,
             "note": self._note(),
         }
         self._journal.append([record])
-        self._list(path, hashed.sha256, sample_ids, tokens)
+        self._list(path, written.sha256, written.sample_ids, written.tokens)
         self._pending = []
         self._pending_bytes = bytes_of_empty_part(self.layout)
-
-
-class _Hashed:
-    """A file whose checksum is known when it is written: a whole shard is not read again at its end."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._digest.update(data)
-        self._file.write(data)
-
-    @property
-    def sha256(self) -> str:
-        """Hex digest of what was written so far."""
-        return self._digest.hexdigest()
-
-
-def _as_stored(
-    layout: ShardLayout, states: torch.Tensor, token_ids: torch.Tensor, loss_mask: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """The tensors of one sample as they stand in a part, none of them the caller's."""
-    mask = loss_mask.to(torch.bool, copy=True)
-    stored = {"token_ids": token_ids.to(torch.int64, copy=True), "loss_mask": mask}
-    kept = {"hidden_states": states}
-    if layout.kept == "trained":
-        kept = {"hidden_states": states[:, :-1], "last_states": states[mask, -1]}
-    for name, rows in kept.items():
-        if layout.precision == "fp8":
-            stored[name], stored[_SCALES_OF[name]] = quantise(rows)
-        else:
-            stored[name] = rows.clone(memory_format=torch.contiguous_format)
-    return stored
-
-
-def _write_rows(file: _Hashed, name: str, samples: list[_Pending]) -> None:
-    if name in ("offsets", "last_offsets"):
-        is_last = name == "last_offsets"
-        lengths = [sample.trained_tokens if is_last else sample.tokens for sample in samples]
-        _write_tensor(file, torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0))
-        return
-    for sample in samples:
-        _write_tensor(file, sample.tensors[name])
-
-
-def _write_tensor(file: _Hashed, tensor: torch.Tensor) -> None:
-    data = tensor.contiguous().flatten().view(torch.uint8).numpy().data
-    for start in range(0, len(data), _STEP_BYTES):
-        file.write(data[start : start + _STEP_BYTES])

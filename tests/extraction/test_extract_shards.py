@@ -17,7 +17,7 @@ from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples import Sample
-from eagle3_pipeline.shards import writer as writer_module
+from eagle3_pipeline.shards import part as part_module
 from eagle3_pipeline.shards.reader import ShardReader
 from tests.extraction.build import (
     HIDDEN,
@@ -232,7 +232,7 @@ def test_one_unusable_sample_is_left_out_and_counted(
 def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
     server: StandIn, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = writer_module.encode_header
+    encode = part_module.encode_header
 
     def full(layout: Any, sample_ids: tuple[str, ...], tokens: int, trained: int) -> bytes:
         if "103-t0" in sample_ids:
@@ -241,7 +241,7 @@ def test_a_full_disk_stops_cleanly_and_finished_shards_stand(
 
     told: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr(writer_module, "encode_header", full)
+        patched.setattr(part_module, "encode_header", full)
         with pytest.raises(NotEnoughRoom, match="Finished shards and parts stand"):
             extract_shards(
                 lineage, (S0, S1), server.open(lineage.staging), lambda shard, manifest: told.append(shard)

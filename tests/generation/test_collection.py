@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import BadInput, Busy, MissingInput, NotEnoughRoom, RecipeError, ServerDied
 from eagle3_pipeline.generation import collection, life
 from eagle3_pipeline.generation.collection import collect_samples, open_shard
 from eagle3_pipeline.generation.shard_generation import ShardGeneration
+from eagle3_pipeline.journal import read_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.samples import read_samples

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import DamagedFile, QualityError, RequestsTimedOut, ServerDied, ServerStalled
 from eagle3_pipeline.generation.collection import open_shard
 from eagle3_pipeline.generation.conversation import Conversation
 from eagle3_pipeline.generation.first_replies import FirstReplies
 from eagle3_pipeline.generation.reply import Unanswered
 from eagle3_pipeline.generation.shard_generation import ShardGeneration
+from eagle3_pipeline.journal import read_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.samples import Sample, read_samples

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from eagle3_pipeline.durable_files import read_journal
 from eagle3_pipeline.errors import Busy, ServerDied, ServerRefused
 from eagle3_pipeline.generation import captured_states
 from eagle3_pipeline.generation.captured_states import capture_staging
 from eagle3_pipeline.generation.collection import collect_samples
+from eagle3_pipeline.journal import read_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.prompts.selection import make_prompts
 from eagle3_pipeline.recipe import load_recipe

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from starlette.testclient import TestClient
 
-from eagle3_pipeline.durable_files import read_journal
+from eagle3_pipeline.journal import read_journal
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples import read_samples

@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 import pytest
 
-from eagle3_pipeline.durable_files import Journal
 from eagle3_pipeline.errors import Busy, DamagedFile, MissingInput
+from eagle3_pipeline.journal import Journal
 from eagle3_pipeline.manifest import MANIFEST_NAME
 from eagle3_pipeline.shards.consumption import CONSUMED_NAME, consumption, mark_consumed
 from eagle3_pipeline.shards.listing import JOURNAL_NAME, parts_of_shard

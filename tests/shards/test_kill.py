@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_pipeline import manifest as manifest_module
-from eagle3_pipeline.durable_files import Journal, read_journal
 from eagle3_pipeline.errors import Busy
-from eagle3_pipeline.shards import writer as writer_module
+from eagle3_pipeline.journal import Journal, read_journal
+from eagle3_pipeline.shards import part as part_module
 from eagle3_pipeline.shards.format import read_header
 from eagle3_pipeline.shards.listing import JOURNAL_NAME
 from eagle3_pipeline.shards.reader import ShardReader
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_the_parts_before_it_and_nothing_of_the_one_that_did_
     tmp_path: Path,
 ) -> None:
     samples = [invent(30, seed) for seed in range(3)]
-    write, calls = writer_module._write_tensor, iter(range(1000))
+    write, calls = part_module._write_tensor, iter(range(1000))
 
     def full(file: io.BufferedWriter, tensor: object) -> None:
         if next(calls) == 6:  # four tensors in a part of one sample: the second part, within its tensors
@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_the_parts_before_it_and_nothing_of_the_one_that_did_
 
     place = place_at(tmp_path)
     with (
-        patch.object(writer_module, "_write_tensor", full),
+        patch.object(part_module, "_write_tensor", full),
         pytest.raises(OSError, match="No space left"),
     ):
         _write_all(tmp_path, samples, 1)

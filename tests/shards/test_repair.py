@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3_pipeline.durable_files import Journal
 from eagle3_pipeline.errors import Busy, MissingInput
+from eagle3_pipeline.journal import Journal
 from eagle3_pipeline.manifest import MANIFEST_NAME
 from eagle3_pipeline.shards.consumption import mark_consumed
 from eagle3_pipeline.shards.format import read_header
