@@ -30,6 +30,12 @@ _ALWAYS = (
 
 
 def assets_of(recipe: Recipe) -> list[dg.AssetsDefinition]:
-    """All assets of one recipe; `base_draft` only where the recipe names one."""
+    """All assets of one recipe, each with its place in the code; `base_draft` only where there is one."""
     modules = [*_ALWAYS, base_draft] if recipe.base_draft else _ALWAYS
-    return [module.build(recipe) for module in modules]
+    return [_with_code(module.build(recipe)) for module in modules]
+
+
+def _with_code(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
+    (found,) = dg.with_source_code_references([asset])
+    assert isinstance(found, dg.AssetsDefinition)
+    return found

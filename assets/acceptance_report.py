@@ -5,10 +5,10 @@ from typing import Any
 
 import dagster as dg
 
-from assets.identity import asset_key, identity
+from assets.checks import check_report, checks_of
+from assets.identity import identity
 from assets.outcome import outcome
 from assets.step import RETRIES, step
-from eagle3_pipeline.evaluation.agreement import explanation
 from eagle3_pipeline.evaluation.evaluation import evaluate_draft
 from eagle3_pipeline.evaluation.page import PAGE_NAME
 from eagle3_pipeline.evaluation.pictures import position_picture, speedup_picture
@@ -18,21 +18,14 @@ from eagle3_pipeline.plots import markdown_image
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage, VllmServers
 
-SIMULATION_AGREES = "simulation_agrees"
-
 
 def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
-    agreement = dg.AssetCheckSpec(
-        SIMULATION_AGREES,
-        asset=asset_key(recipe, "acceptance_report"),
-        description="Served and simulated acceptance of the conversations that judged agree within 3 %.",
-    )
 
     @dg.asset(
         **identity(recipe, "acceptance_report", {"vllm"}, ("draft_checkpoint",)),
         retry_policy=RETRIES,
-        check_specs=[agreement],
+        check_specs=checks_of(recipe, "acceptance_report"),
     )
     def acceptance_report(storage: Storage, servers: VllmServers) -> dg.MaterializeResult:
         """Acceptance and speed of the draft, by vLLM's own counters, on prompts held out from training.
@@ -44,23 +37,11 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         lineage = storage.lineage(recipe)
         with step():
             manifest = evaluate_draft(lineage, partial(servers.evaluation, lineage))
-            place, found = lineage.acceptance_report(), _agreement(manifest)
+            place, judged = lineage.acceptance_report(), check_report(manifest.facts)
             page = dg.MetadataValue.path(place.folder / PAGE_NAME)
-            return outcome(place, manifest, found, page=page, **_pictures(manifest), **_tables(manifest))
+            return outcome(place, manifest, *judged, page=page, **_pictures(manifest), **_tables(manifest))
 
     return acceptance_report
-
-
-def _agreement(manifest: Manifest) -> dg.AssetCheckResult:
-    """A warning where they do not agree: the draft may still be the best there is, so nothing is stopped."""
-    ratio = manifest.facts["simulation_ratio"]
-    return dg.AssetCheckResult(
-        check_name=SIMULATION_AGREES,
-        passed=bool(manifest.facts["simulation_agrees"]),
-        severity=dg.AssetCheckSeverity.WARN,
-        description=explanation(manifest.facts),
-        metadata={} if ratio is None else {"simulation_ratio": ratio},
-    )
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         with step():
-            return outcome(lineage.base_draft(), make_base_draft(lineage))
+            manifest = make_base_draft(lineage)
+            return outcome(lineage.base_draft(), manifest, decided_by=manifest.facts["model_fingerprint"])
 
     return base_draft

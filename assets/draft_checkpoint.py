@@ -6,9 +6,11 @@ from typing import Any
 
 import dagster as dg
 
+from assets.checks import check_draft, checks_of
 from assets.identity import asset_key, identity, partition_key
-from assets.outcome import outcome
+from assets.outcome import outcome, table
 from assets.step import RETRIES, step
+from eagle3_pipeline.made_from import draft_made_from
 from eagle3_pipeline.manifest import Manifest, Place
 from eagle3_pipeline.plots import bars, curves, lines, markdown_image
 from eagle3_pipeline.recipe import Recipe
@@ -23,7 +25,11 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
     deps = ("hidden_state_shards", "vocabulary_map", *(("base_draft",) if recipe.base_draft else ()))
 
-    @dg.asset(**identity(recipe, "draft_checkpoint", {"pytorch"}, deps), retry_policy=RETRIES)
+    @dg.asset(
+        **identity(recipe, "draft_checkpoint", {"pytorch"}, deps),
+        retry_policy=RETRIES,
+        check_specs=checks_of(recipe, "draft_checkpoint"),
+    )
     def draft_checkpoint(
         context: dg.AssetExecutionContext, storage: Storage, gpus: GpuPartitions
     ) -> dg.MaterializeResult:
@@ -37,9 +43,11 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         lineage, shards = storage.lineage(recipe), _shards_of_run(context.run.tags, recipe)
         with step():
             made = train_draft(lineage, gpus.training(recipe), shards, _observe(context, recipe))
+            place, judged = lineage.draft_checkpoint(), check_draft(recipe, made.facts)
             if isinstance(made, TurnRecord):
-                return _outcome_of_turn(made, lineage.draft_checkpoint())
-            return outcome(lineage.draft_checkpoint(), made, **_pictures(made))
+                return _outcome_of_turn(made, place, judged)
+            rows = table(draft_made_from(lineage))
+            return outcome(place, made, *judged, made_from=rows, **_pictures(made))
 
     return draft_checkpoint
 
@@ -65,11 +73,14 @@ def _shards_of_run(tags: Mapping[str, str], recipe: Recipe) -> tuple[str, ...] |
     return recipe.shards[keys.index(start) : keys.index(end) + 1]
 
 
-def _outcome_of_turn(record: TurnRecord, place: Place) -> dg.MaterializeResult:
+def _outcome_of_turn(
+    record: TurnRecord, place: Place, judged: list[dg.AssetCheckResult]
+) -> dg.MaterializeResult:
     """A wave that is done: no draft yet, so that the next wave is another version of this asset."""
     facts = {name: value for name, value in record.facts.items() if isinstance(value, int | float)}
     values = {"waves": record.name, "path": dg.MetadataValue.path(place.folder), **facts}
-    return dg.MaterializeResult(metadata=values, data_version=dg.DataVersion(record.checkpoint[:16]))
+    version = dg.DataVersion(record.checkpoint[:16])
+    return dg.MaterializeResult(metadata=values, data_version=version, check_results=judged)
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:

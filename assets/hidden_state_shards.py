@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from assets.checks import check_states, checks_of
 from assets.identity import identity, shard_partitions, shards_of
 from assets.outcome import announce, range_outcome
 from assets.step import RETRIES, step
@@ -17,12 +18,14 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         **identity(recipe, "hidden_state_shards", {"vllm", "pytorch"}, ("synthetic_samples", "sample_audit")),
         partitions_def=shard_partitions(recipe),
         retry_policy=RETRIES,
+        check_specs=checks_of(recipe, "hidden_state_shards"),
     )
     def hidden_state_shards(
         context: dg.AssetExecutionContext, storage: Storage, servers: VllmServers
     ) -> dg.MaterializeResult:
         """Hidden states of the recipe's layers for every token of the samples, as safetensors.
 
+        They are what the draft is fed in serving, and what it learns to continue.
         A server of its own, proven on a few samples first, captures them while it reads the samples. Each
         is checked; what fails twice is quarantined and counted. The last layer must mean what was recorded.
         """
@@ -30,6 +33,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         on_shard = announce(context, recipe, lineage.hidden_state_shards)
         with step():
             shards = shards_of(context, recipe)
-            return range_outcome(extract_shards(lineage, shards, servers.extraction(lineage), on_shard))
+            made = extract_shards(lineage, shards, servers.extraction(lineage), on_shard)
+            return range_outcome(made, *check_states(recipe, made))
 
     return hidden_state_shards

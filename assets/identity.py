@@ -1,10 +1,17 @@
-"""What all assets of a recipe share: keys, group, partitions, and that one run takes a whole range."""
+"""What all assets of a recipe share: keys, group, owner, partitions, settings' version, one run a range."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
+from eagle3_pipeline.asset_settings import settings_version
 from eagle3_pipeline.recipe import Recipe
+
+_PARTITIONED = {"synthetic_samples", "hidden_state_shards"}
+# From so many partitions on, Dagster does not ask whether they have changed (its source names the number
+# SKIP_PARTITION_DATA_VERSION_DEPENDENCY_THRESHOLD).
+_TOO_MANY = 100
 
 
 def asset_key(recipe: Recipe, name: str) -> dg.AssetKey:
@@ -12,11 +19,18 @@ def asset_key(recipe: Recipe, name: str) -> dg.AssetKey:
     return dg.AssetKey([recipe.slug, name])
 
 
-def identity(recipe: Recipe, name: str, kinds: set[str], deps: tuple[str, ...] = ()) -> dict[str, Any]:
+def identity(
+    recipe: Recipe,
+    name: str,
+    kinds: set[str],
+    deps: tuple[str, ...] = (),
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Arguments of `dg.asset` that follow from the recipe and the asset's name.
 
     Every asset, partitioned or not, takes all its partitions in one run: only so can one run, without
-    a daemon, make the whole graph.
+    a daemon, make the whole graph. The code version is that of the settings: a changed one marks as out of
+    date what would be made anew, before anything runs.
     """
     return {
         "key": asset_key(recipe, name),
@@ -25,6 +39,22 @@ def identity(recipe: Recipe, name: str, kinds: set[str], deps: tuple[str, ...] =
         "deps": [asset_key(recipe, dep) for dep in deps],
         "backfill_policy": dg.BackfillPolicy.single_run(),
         "tags": {"eagle3/recipe": recipe.slug},
+        "owners": [recipe.owner] if recipe.owner else None,
+        "code_version": f"settings-{settings_version(recipe, name)}",
+        "metadata": {**(metadata or {}), **_unseen(recipe, name, deps)},
+    }
+
+
+def _unseen(recipe: Recipe, name: str, deps: tuple[str, ...]) -> dict[str, str]:
+    """What Dagster will not see of an asset that is made from too many partitions, as its metadata."""
+    many = sorted(_PARTITIONED & set(deps))
+    if name in _PARTITIONED or not many or len(recipe.shards) < _TOO_MANY:
+        return {}
+    return {
+        "not_marked_out_of_date": f"This recipe has {len(recipe.shards)} shards. From {_TOO_MANY} on, "
+        f"Dagster does not look at {' and '.join(many)}: a shard that is made again does not mark this "
+        "asset. Its step looks at the manifests, and makes anew what must be. A larger prompts.per_shard "
+        "gives fewer shards."
     }
 
 

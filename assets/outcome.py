@@ -1,6 +1,6 @@
 """From a manifest to what Dagster shows: metadata, data version, events of shards and of a step at work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,17 @@ def metadata(manifest: Manifest, folder: Path) -> dict[str, Any]:
 
 
 def outcome(
-    place: Place, manifest: Manifest, *checks: dg.AssetCheckResult, **extra: Any
+    place: Place, manifest: Manifest, *checks: dg.AssetCheckResult, decided_by: Any = None, **extra: Any
 ) -> dg.MaterializeResult:
-    """The result of an asset without partitions; the digest of what came out is its data version."""
+    """The result of an asset without partitions.
+
+    Its data version is the digest of what came out; or where what is made from it depends on less than
+    that, it follows from `decided_by`, so that nothing is out of date that no step would make anew.
+    """
+    version = manifest.digest if decided_by is None else fingerprint(decided_by)
     return dg.MaterializeResult(
         metadata={**metadata(manifest, place.folder), **extra},
-        data_version=dg.DataVersion(manifest.digest[:16]),
+        data_version=dg.DataVersion(version[:16]),
         check_results=checks,
     )
 
@@ -80,11 +85,15 @@ def observe(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Callable[[Vi
     return on_pulse
 
 
-def range_outcome(manifests: list[Manifest]) -> dg.MaterializeResult:
+def range_outcome(manifests: list[Manifest], *checks: dg.AssetCheckResult) -> dg.MaterializeResult:
     """The result of a step over a range of shards: Dagster gives all of them this one data version."""
-    return dg.MaterializeResult(
-        data_version=dg.DataVersion(fingerprint([one.digest for one in manifests])[:16])
-    )
+    version = dg.DataVersion(fingerprint([one.digest for one in manifests])[:16])
+    return dg.MaterializeResult(data_version=version, check_results=checks)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Rows as a table; all have the same columns."""
+    return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows])
 
 
 def _value(value: Any) -> Any:

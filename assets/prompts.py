@@ -25,9 +25,15 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         lineage = storage.lineage(recipe)
         with step():
             manifest = make_prompts(lineage)
-            return outcome(lineage.prompts(), manifest, **_tables(manifest))
+            return outcome(lineage.prompts(), manifest, decided_by=_order(manifest), **_tables(manifest))
 
     return prompts
+
+
+def _order(manifest: Manifest) -> list[Any]:
+    """What fixes the prompts of the first shards, however many there are: a larger count adds to them."""
+    inputs = {name: value for name, value in manifest.inputs.items() if name != "count"}
+    return [inputs, next(iter(manifest.facts["shards"].values()))]
 
 
 def _tables(manifest: Manifest) -> dict[str, Any]:

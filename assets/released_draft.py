@@ -3,8 +3,9 @@
 import dagster as dg
 
 from assets.identity import identity
-from assets.outcome import outcome
+from assets.outcome import outcome, table
 from assets.step import RETRIES, step
+from eagle3_pipeline.made_from import release_made_from
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.release.commands import serve_line
 from eagle3_pipeline.release.publishing import publish
@@ -30,6 +31,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
             manifest = release_draft(lineage, lambda folder: servers.evaluation(lineage, folder))
             where = publish(lineage)
             serve = serve_line(recipe, where["released"], target=str(lineage.model_path()))
-            return outcome(lineage.released_draft(), manifest, **where, serve=serve)
+            rows = table(release_made_from(lineage))
+            return outcome(lineage.released_draft(), manifest, **where, serve=serve, made_from=rows)
 
     return released_draft

@@ -4,9 +4,11 @@ from typing import Any
 
 import dagster as dg
 
+from assets.checks import checks_of, failed_quality, passed_quality
 from assets.identity import identity
 from assets.outcome import metadata
 from assets.step import step
+from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.plots import histogram, markdown_image
 from eagle3_pipeline.recipe import Recipe
@@ -27,24 +29,36 @@ _COLUMNS = {
 def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
 
-    @dg.asset(**identity(recipe, "sample_audit", {"parquet"}, ("synthetic_samples",)))
+    @dg.asset(
+        **identity(recipe, "sample_audit", {"parquet"}, ("synthetic_samples",)),
+        check_specs=checks_of(recipe, "sample_audit"),
+    )
     def sample_audit(
         context: dg.AssetExecutionContext, storage: Storage, servers: VllmServers
     ) -> dg.MaterializeResult:
         """Every expected shard is there, its quality is within the recipe's bounds, its states will fit.
 
+        It keeps a day of extraction and training from being spent on bad samples or on a full disk.
         Only when that holds is the generation server stopped, and only where extraction wants its
         GPUs. The data version holds the verdict and the plan of layers, type and waves, not the
         samples: one shard made again does not turn all states stale.
         """
         lineage = storage.lineage(recipe)
         with step():
-            manifest = audit_samples(lineage)
+            try:
+                manifest = audit_samples(lineage)
+            except QualityError as error:
+                context.log_event(failed_quality(recipe, str(error)))
+                raise
             for name in servers.release_generation(lineage):
                 context.log.info(f"stopped {name}: its samples are complete and extraction needs its GPUs")
             pictures = _pictures(manifest, shards_of_audit(lineage))
         values = {**metadata(manifest, lineage.sample_audit().folder), **pictures}
-        return dg.MaterializeResult(metadata=values, data_version=_version(recipe, manifest))
+        return dg.MaterializeResult(
+            metadata=values,
+            data_version=_version(recipe, manifest),
+            check_results=[passed_quality(manifest)],
+        )
 
     return sample_audit
 

@@ -24,6 +24,11 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         with step():
             manifest = make_target(lineage)
             require_machine(lineage)
-            return outcome(lineage.target_model(), manifest)
+            return outcome(
+                lineage.target_model(),
+                manifest,
+                decided_by=manifest.facts["model_fingerprint"],
+                trust_remote_code=recipe.target.trust_remote_code,
+            )
 
     return target_model

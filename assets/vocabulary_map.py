@@ -4,6 +4,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.checks import check_vocabulary, checks_of
 from assets.identity import identity
 from assets.outcome import outcome
 from assets.step import step
@@ -18,16 +19,23 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
     """The asset for one recipe."""
     deps = ("synthetic_samples", *(("base_draft",) if recipe.base_draft else ()))
 
-    @dg.asset(**identity(recipe, "vocabulary_map", {"safetensors"}, deps))
+    @dg.asset(
+        **identity(recipe, "vocabulary_map", {"safetensors"}, deps),
+        check_specs=checks_of(recipe, "vocabulary_map"),
+    )
     def vocabulary_map(storage: Storage) -> dg.MaterializeResult:
-        """The most frequent tokens of the completions, mapped both ways between draft and target.
+        """The tokens that the draft may propose: a head over fewer tokens is smaller and faster.
 
-        A base draft keeps its own map: its head's rows mean those tokens.
+        They are the most frequent ones of the completions, mapped both ways between draft and target.
+        A base draft keeps its own map: its head's rows mean those tokens. The data version is that of the
+        file alone, which is all that the draft depends on.
         """
         lineage = storage.lineage(recipe)
         with step():
             manifest = make_vocabulary(lineage)
-            return outcome(lineage.vocabulary_map(), manifest, **_pictures(manifest))
+            place, tokens = lineage.vocabulary_map(), [one.sha256 for one in manifest.files]
+            covered = check_vocabulary(manifest)
+            return outcome(place, manifest, covered, decided_by=tokens, **_pictures(manifest))
 
     return vocabulary_map
 

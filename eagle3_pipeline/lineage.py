@@ -19,6 +19,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from eagle3_pipeline.asset_settings import (
+    of_audit,
+    of_evaluation,
+    of_prompts,
+    of_release,
+    of_samples,
+    of_states,
+    of_training,
+    of_vocabulary,
+)
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import BadInput, MissingInput
 from eagle3_pipeline.manifest import Manifest, Place
@@ -91,72 +101,38 @@ class Lineage:
 
     def prompts(self) -> Place:
         """The first `count` prompts of an order that sources, screening and seed fix."""
-        settings = self.recipe.settings("prompts")["prompts"]
-        held_out = [
-            {"path": _checksum(one.path), "column": one.column} for one in self.recipe.evaluation.sets
-        ]
-        inputs = {
-            **settings,
-            "sources": fingerprint([_source(source) for source in settings["sources"]]),
-            "held_out": fingerprint(held_out),
-            "target": self._target(),
-        }
-        return self._place("prompts", inputs)
+        return self._place("prompts", {**of_prompts(self.recipe, _source), "target": self._target()})
 
     def synthetic_samples(self, shard: str) -> Place:
         """One shard of samples; raises MissingInput without the prompts, whose shards it takes.
 
         The first one depends on how many of its prompts judge, too: the target answers those greedily.
         """
-        sampling = ("max_completion_tokens", "temperature", "top_p", "top_k")
         facts = self.prompts().require().facts
         judges = len(facts["validation"]) if shard == self.recipe.prompts.shards[0] else 0
         inputs = {
             "prompts": facts["shards"][shard],
             "target": self._target(),
-            "sampling": {name: getattr(self.recipe.generation, name) for name in sampling},
             **({"greedy": judges} if judges else {}),
-            "server": self.recipe.server.generation.result_settings(),
+            **of_samples(self.recipe),
         }
         return self._place("synthetic_samples", inputs, shard)
 
     def sample_audit(self) -> Place:
         """The verdict over all shards of the run, and the plan of their states."""
-        extraction = self.recipe.extraction
-        shares = {"max_truncated_share", "max_rejected_share", "max_degenerate_share"}
-        bounds = {*shares, "completion_lengths", "train_truncated"}
-        inputs = {
-            "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
-            "bounds": self.recipe.generation.model_dump(mode="json", include=bounds),
-            "extraction": extraction.model_dump(
-                mode="json", include={"layers", "max_sample_tokens", "precision", "kept", "waves", "passes"}
-            ),
-        }
-        return self._place("sample_audit", inputs)
+        samples = self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards])
+        return self._place("sample_audit", {"samples": samples, **of_audit(self.recipe)})
 
     def hidden_state_shards(self, shard: str) -> Place:
         """The hidden states of one shard of samples."""
-        extraction = self.recipe.extraction
-        inputs = {
-            "samples": self.synthetic_samples(shard).require().digest,
-            **extraction.model_dump(
-                mode="json", include={"layers", "max_sample_tokens", "precision", "kept", "while_generating"}
-            ),
-            "train_truncated": self.recipe.generation.train_truncated,
-            "server": self.recipe.server.extraction.result_settings(),
-        }
-        return self._place("hidden_state_shards", inputs, shard)
+        samples = self.synthetic_samples(shard).require().digest
+        return self._place("hidden_state_shards", {"samples": samples, **of_states(self.recipe)}, shard)
 
     def vocabulary_map(self) -> Place:
         """The draft's vocabulary, counted over all samples of the run, as far as they are extracted."""
-        extraction = self.recipe.extraction
         inputs = {
             "samples": self.digests([self.synthetic_samples(shard) for shard in self.recipe.shards]),
-            "train_truncated": self.recipe.generation.train_truncated,
-            **extraction.model_dump(mode="json", include={"max_sample_tokens", "while_generating"}),
-            "max_model_len": self.recipe.server.extraction.max_model_len,
-            "draft_tokens": self.recipe.vocabulary.draft_tokens,
-            "speculative_tokens": self.recipe.evaluation.speculative_tokens,
+            **of_vocabulary(self.recipe),
             "target": self._target(),
             "base_draft": self._base_draft(),
         }
@@ -179,8 +155,6 @@ class Lineage:
         `plan` are waves and passes, by default those of `waves`. The vocabulary counts by what is in
         its file: settings that lead to the same tokens train nothing anew.
         """
-        training = self.recipe.settings("training")["training"]
-        del training["checkpoint_every_s"]  # when a checkpoint is written changes no weight
         waves, passes = plan or self.waves()
         states = [self.hidden_state_shards(shard) for shard in self.recipe.shards]
         inputs = {
@@ -189,29 +163,26 @@ class Lineage:
             else fingerprint([place.fingerprint for place in states]),
             **({"waves": waves, "passes": passes} if len(waves) > 1 else {}),
             "vocabulary": [one.sha256 for one in self.vocabulary_map().require().files],
-            "training": training,
+            **of_training(self.recipe),
             "base_draft": self._base_draft(),
         }
         return self._place("draft_checkpoint", inputs)
 
     def acceptance_report(self) -> Place:
         """The measurement of the draft on the real server."""
-        evaluation = self.recipe.settings("evaluation")["evaluation"]
         inputs = {
             "draft": self.draft_checkpoint().require().digest,
-            "evaluation": {**evaluation, "sets": [_source(one) for one in evaluation["sets"]]},
-            "server": self.recipe.server.evaluation.result_settings(with_speed=True),
+            **of_evaluation(self.recipe, _source),
             "target": self._target(),
         }
         return self._place("acceptance_report", inputs)
 
     def released_draft(self) -> Place:
-        """The folder that others serve. Where it is published changes nothing in it."""
-        release = self.recipe.settings("release")["release"]
+        """The folder that others serve."""
         inputs = {
             "draft": self.draft_checkpoint().require().digest,
             "report": self.acceptance_report().require().digest,
-            "release": {key: value for key, value in release.items() if key not in ("folder", "publish")},
+            **of_release(self.recipe),
         }
         return self._place("released_draft", inputs)
 

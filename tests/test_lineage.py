@@ -84,68 +84,70 @@ def _changed(before: dict[str, Path], after: dict[str, Path]) -> set[str]:
 _AFTER_SAMPLES = {"sample_audit", "vocabulary_map", *STATES, *END}
 
 
+CHANGES: list[tuple[dict[str, Any], set[str]]] = [
+    ({"prompts": {"seed": 1}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+    ({"prompts": {"max_prompt_tokens": 100}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+    ({"prompts": {"near_duplicate_similarity": 0.9}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
+    ({"prompts": {"validation": 3}}, {"prompts", SAMPLES[0], *_AFTER_SAMPLES - {STATES[1]}}),
+    ({"generation": {"temperature": 0.1}}, {*SAMPLES, *_AFTER_SAMPLES}),
+    ({"generation": {"max_completion_tokens": 99}}, {*SAMPLES, *_AFTER_SAMPLES}),
+    *(
+        ({"server": {"generation": setting}}, {*SAMPLES, *_AFTER_SAMPLES})
+        for setting in (
+            {"dtype": "float32"},
+            {"quantization": "fp8"},
+            {"reasoning_parser": "qwen3"},
+            {"max_model_len": 500},
+            {"extra_args": ["--seed", "1"]},
+            {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
+        )
+    ),
+    *(
+        ({"server": {"extraction": setting}}, {*STATES, *END})
+        for setting in (
+            {"dtype": "float32"},
+            {"quantization": "fp8"},
+            {"extra_args": ["--seed", "1"]},
+            {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
+        )
+    ),
+    ({"server": {"extraction": {"max_model_len": 500}}}, {"vocabulary_map", *STATES, *END}),
+    ({"server": {"evaluation": {"enforce_eager": False}}}, {"acceptance_report", "released_draft"}),
+    ({"server": {"evaluation": {"extra_env": {"A": "b"}}}}, {"acceptance_report", "released_draft"}),
+    *(
+        ({"generation": bound}, {"sample_audit"})
+        for bound in (
+            {"max_truncated_share": 0.4},
+            {"max_rejected_share": 0.4},
+            {"max_degenerate_share": 0.4},
+            {"completion_lengths": {"p50": [1, 99]}},
+        )
+    ),
+    ({"generation": {"train_truncated": False}}, _AFTER_SAMPLES),
+    ({"extraction": {"layers": [1, 2, 4]}}, {"sample_audit", *STATES, *END}),
+    ({"extraction": {"max_sample_tokens": 50}}, {"sample_audit", "vocabulary_map", *STATES, *END}),
+    ({"vocabulary": {"draft_tokens": 128}}, {"vocabulary_map", *END}),
+    ({"training": {"learning_rate": 0.5}}, set(END)),
+    ({"training": {"seed": 1}}, set(END)),
+    (
+        {"evaluation": {"speculative_tokens": 2}},
+        {"vocabulary_map", "acceptance_report", "released_draft"},
+    ),
+    ({"release": {"gate": [{"number": "speedup", "at_least": 1.5}]}}, {"released_draft"}),
+    ({"release": {"folder": "shared", "publish": {"hub_id": "me/a-draft"}}}, set()),
+    ({"generation": {"concurrency": 3, "request_timeout_s": 9}}, set()),
+    ({"extraction": {"concurrency": 3, "part_gib": 1.0}}, set()),
+    ({"server": {"generation": {"enforce_eager": False, "max_num_seqs": 4}}}, set()),
+    ({"server": {"extraction": {"cpu_kv_cache_gib": 2.0, "gpu_memory_utilization": 0.2}}}, set()),
+    ({"training": {"checkpoint_every_s": 9}}, set()),
+    ({"server": {"common": {"idle_timeout_s": 9, "start_timeout_s": 9, "port": 8123}}}, set()),
+    ({"partitions": {"generation": "cpu"}}, set()),
+]
+"""Settings that change, each with all that is made anew."""
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"prompts": {"seed": 1}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
-        ({"prompts": {"max_prompt_tokens": 100}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
-        ({"prompts": {"near_duplicate_similarity": 0.9}}, {"prompts", *SAMPLES, *_AFTER_SAMPLES}),
-        ({"prompts": {"validation": 3}}, {"prompts", SAMPLES[0], *_AFTER_SAMPLES - {STATES[1]}}),
-        ({"generation": {"temperature": 0.1}}, {*SAMPLES, *_AFTER_SAMPLES}),
-        ({"generation": {"max_completion_tokens": 99}}, {*SAMPLES, *_AFTER_SAMPLES}),
-        *(
-            ({"server": {"generation": setting}}, {*SAMPLES, *_AFTER_SAMPLES})
-            for setting in (
-                {"dtype": "float32"},
-                {"quantization": "fp8"},
-                {"reasoning_parser": "qwen3"},
-                {"max_model_len": 500},
-                {"extra_args": ["--seed", "1"]},
-                {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
-            )
-        ),
-        *(
-            ({"server": {"extraction": setting}}, {*STATES, *END})
-            for setting in (
-                {"dtype": "float32"},
-                {"quantization": "fp8"},
-                {"extra_args": ["--seed", "1"]},
-                {"extra_env": {"VLLM_ATTENTION_BACKEND": "X"}},
-            )
-        ),
-        ({"server": {"extraction": {"max_model_len": 500}}}, {"vocabulary_map", *STATES, *END}),
-        ({"server": {"evaluation": {"enforce_eager": False}}}, {"acceptance_report", "released_draft"}),
-        ({"server": {"evaluation": {"extra_env": {"A": "b"}}}}, {"acceptance_report", "released_draft"}),
-        *(
-            ({"generation": bound}, {"sample_audit"})
-            for bound in (
-                {"max_truncated_share": 0.4},
-                {"max_rejected_share": 0.4},
-                {"max_degenerate_share": 0.4},
-                {"completion_lengths": {"p50": [1, 99]}},
-            )
-        ),
-        ({"generation": {"train_truncated": False}}, _AFTER_SAMPLES),
-        ({"extraction": {"layers": [1, 2, 4]}}, {"sample_audit", *STATES, *END}),
-        ({"extraction": {"max_sample_tokens": 50}}, {"sample_audit", "vocabulary_map", *STATES, *END}),
-        ({"vocabulary": {"draft_tokens": 128}}, {"vocabulary_map", *END}),
-        ({"training": {"learning_rate": 0.5}}, set(END)),
-        ({"training": {"seed": 1}}, set(END)),
-        (
-            {"evaluation": {"speculative_tokens": 2}},
-            {"vocabulary_map", "acceptance_report", "released_draft"},
-        ),
-        ({"release": {"gate": [{"number": "speedup", "at_least": 1.5}]}}, {"released_draft"}),
-        ({"release": {"folder": "shared", "publish": {"hub_id": "me/a-draft"}}}, set()),
-        ({"generation": {"concurrency": 3, "request_timeout_s": 9}}, set()),
-        ({"extraction": {"concurrency": 3, "part_gib": 1.0}}, set()),
-        ({"server": {"generation": {"enforce_eager": False, "max_num_seqs": 4}}}, set()),
-        ({"server": {"extraction": {"cpu_kv_cache_gib": 2.0, "gpu_memory_utilization": 0.2}}}, set()),
-        ({"training": {"checkpoint_every_s": 9}}, set()),
-        ({"server": {"common": {"idle_timeout_s": 9, "start_timeout_s": 9, "port": 8123}}}, set()),
-        ({"partitions": {"generation": "cpu"}}, set()),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ("changes", "expected"), CHANGES, ids=lambda value: str(value) if isinstance(value, dict) else ""
 )
 def test_a_changed_setting_leads_to_new_places_exactly_where_results_change(
     tmp_path: Path, model_folder: Path, changes: dict[str, Any], expected: set[str]

@@ -6,7 +6,7 @@ Each setting's docstring is its documentation: the user guide and the error mess
 import re
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from eagle3_pipeline.recipe.evaluation import Evaluation
 from eagle3_pipeline.recipe.extraction import Extraction
@@ -19,6 +19,8 @@ from eagle3_pipeline.recipe.server import PHASES, Servers
 from eagle3_pipeline.recipe.strict import Strict
 from eagle3_pipeline.recipe.training import Training
 
+# As Dagster wants it.
+_OWNER = r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}"
 # Settings of `training` that a base draft answers itself.
 _OF_NEW_DRAFTS = {
     *("per_layer_norm", "norm_output", "norm_before_residual"),
@@ -54,6 +56,8 @@ class Recipe(Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     """Name of the recipe: lower-case letters, digits, dots and dashes."""
+    owner: str | None = None
+    """Whom Dagster names as the owner of the assets: an e-mail address, or `team:` and a name."""
     target: Target
     base_draft: BaseDraft | None = None
     partitions: Partitions = Partitions()
@@ -77,6 +81,16 @@ class Recipe(Strict):
     def shards(self) -> tuple[str, ...]:
         """Names of the shards that a run takes: all of them, or the first `run.shards`."""
         return self.prompts.shards[: self.run.shards]
+
+    @field_validator("owner")
+    @classmethod
+    def _is_an_owner(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(_OWNER, value):
+            raise ValueError(
+                f"owner is {value!r}, expected an e-mail address such as ann@example.org, or a team such as "
+                "team:models"
+            )
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

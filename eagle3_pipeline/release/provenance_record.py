@@ -15,7 +15,8 @@ def provenance_record(lineage: Lineage) -> dict[str, Any]:
     They follow from what the release is made of, not from when it is made or where it is published.
     """
     recipe = lineage.recipe
-    settings = recipe.model_dump(mode="json", exclude={"release": {"folder", "publish"}})
+    # Who owns the assets is nobody's business where the draft is published.
+    settings = recipe.model_dump(mode="json", exclude={"owner": True, "release": {"folder", "publish"}})
     single = [lineage.target_model(), lineage.prompts(), lineage.sample_audit()]
     single += [chosen(lineage).vocabulary_map()]
     single += [lineage.base_draft()] if recipe.base_draft is not None else []

@@ -20,7 +20,7 @@ from eagle3_pipeline.samples.shard_file import SAMPLES_NAME
 
 # How many shards a failure names.
 _WORST = 3
-_WAYS_OUT = {
+WAYS_OUT = {
     "truncated": (
         "raise generation.max_completion_tokens (this makes all samples again), or the bound if cut answers "
         "do for the draft"
@@ -49,6 +49,7 @@ _WAYS_OUT = {
         "wrong chat template or other prompts; if the answers are right, correct the bounds"
     ),
 }
+"""What to do, by what is wrong with samples."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,12 @@ def require_quality(
     if not sum(plan.training):
         problems.append(
             f"none of {total.counts['samples']} samples can be trained on "
-            f"({_unusable(total, plan, bounds)}): {_WAYS_OUT['training']}"
+            f"({_unusable(total, plan, bounds)}): {WAYS_OUT['training']}"
         )
     if judges.counts["samples"] and not plan.judges:
         problems.append(
             f"none of {judges.counts['samples']} replies to validation prompts can judge the draft "
-            f"({_unusable(judges, plan, bounds)}): {_WAYS_OUT['judges']}"
+            f"({_unusable(judges, plan, bounds)}): {WAYS_OUT['judges']}"
         )
     if problems:
         raise QualityError("the samples are not good enough to go on: " + "; and ".join(problems) + ".")
@@ -173,7 +174,7 @@ def _shares_outside(total: Quality, shards: Mapping[str, Quality], bounds: Gener
             named = ", ".join(f"{shard} {of_shard[shard]:.1%}" for shard in worst)
             yield (
                 f"{share:.1%} of {total.counts['samples']} {what}, generation.{setting} is "
-                f"{allowed:.1%} (worst: {named}): {_WAYS_OUT[kind]}"
+                f"{allowed:.1%} (worst: {named}): {WAYS_OUT[kind]}"
             )
 
 
@@ -190,5 +191,5 @@ def _lengths_outside(total: Quality, shards: Mapping[str, Quality], bounds: Leng
         yield (
             f"the {name} of the completion lengths is {tokens} tokens, generation.completion_lengths.{name} "
             f"is {allowed[0]} to {allowed[1]} ({'longest' if is_long else 'shortest'}: {named}): "
-            f"{_WAYS_OUT['lengths']}"
+            f"{WAYS_OUT['lengths']}"
         )

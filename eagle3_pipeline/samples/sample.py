@@ -29,6 +29,7 @@ class Sample:
     sample_id: str
     """`<prompt_id>-t<turn>`."""
     prompt_id: str
+    """Hash of the prompt's content."""
     turn: int
     """Number of the user turn that this answers, from 0."""
     prompt_token_ids: list[int]
@@ -48,6 +49,7 @@ class Sample:
     server: str
     """Fingerprint of the server that answered."""
     verdict: Verdict
+    """`good`, `truncated`, `empty`, `degenerate` (a loop) or `refused`."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -1,7 +1,6 @@
 """One shard of samples as one Parquet file; `datasets.load_dataset("parquet", ...)` reads it as well.
 
-Columns are the fields of Sample; ids are `list<int32>`, `usage` and `sampling` are JSON text, so that a
-new count or setting is no new column type.
+Its columns are the fields of Sample: see columns.py.
 """
 
 import itertools
@@ -13,10 +12,10 @@ from typing import Any
 
 from eagle3_pipeline.durable_files import fsync_file, fsync_folder
 from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.samples.columns import IDS, JSON_COLUMNS, NUMBER, TEXT, sample_columns
 from eagle3_pipeline.samples.sample import Sample, verdict_trains
 
 SAMPLES_NAME = "samples.parquet"
-_JSON_COLUMNS = ("usage", "sampling")
 # Rows of a group are written and read at once: 50 samples of 9,000 tokens take 20 MB as Python integers.
 _GROUP_SAMPLES = 50
 
@@ -116,30 +115,16 @@ def _damaged(path: Path, error: Exception) -> DamagedFile:
 
 
 def _to_row(sample: Sample) -> dict[str, Any]:
-    texts = {name: json.dumps(getattr(sample, name), sort_keys=True) for name in _JSON_COLUMNS}
+    texts = {name: json.dumps(getattr(sample, name), sort_keys=True) for name in JSON_COLUMNS}
     return {**sample.to_record(), **texts}
 
 
 def _from_row(row: dict[str, Any]) -> Sample:
-    return Sample.from_record({**row, **{name: json.loads(row[name]) for name in _JSON_COLUMNS}})
+    return Sample.from_record({**row, **{name: json.loads(row[name]) for name in JSON_COLUMNS}})
 
 
 def _schema() -> Any:
     import pyarrow as pa
 
-    ids = pa.list_(pa.int32())
-    columns = {
-        "sample_id": pa.string(),
-        "prompt_id": pa.string(),
-        "turn": pa.int32(),
-        "prompt_token_ids": ids,
-        "completion_token_ids": ids,
-        "finish_reason": pa.string(),
-        "content": pa.string(),
-        "reasoning": pa.string(),
-        "usage": pa.string(),
-        "sampling": pa.string(),
-        "server": pa.string(),
-        "verdict": pa.string(),
-    }
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+    types = {TEXT: pa.string(), NUMBER: pa.int32(), IDS: pa.list_(pa.int32())}
+    return pa.schema([pa.field(one.name, types[one.type], nullable=False) for one in sample_columns()])

@@ -144,6 +144,7 @@ def _judged(state: TrainingState) -> dict[str, Any]:
     return {
         "best_step": state.best_step,
         "loss": judgement["loss"],
+        "chance": judgement["chance"],
         "accuracy_by_position": judgement["accuracy_by_position"],
         "simulated_acceptance_by_position": judgement["acceptance_by_position"],
         "simulated_acceptance_length": judgement["acceptance_length"],

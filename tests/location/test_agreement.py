@@ -24,7 +24,7 @@ def _checked(tmp_path: Path, **report: Any) -> tuple[dg.AssetCheckEvaluation, di
             [acceptance_report.build(lineage.recipe)], resources=resources, instance=instance
         )
     assert result.success
-    (check,) = result.get_asset_check_evaluations()
+    (check,) = (one for one in result.get_asset_check_evaluations() if one.check_name == "simulation_agrees")
     (event,) = result.asset_materializations_for_node("tiny_cpu__acceptance_report")
     return check, dict(event.metadata)
 
@@ -53,10 +53,3 @@ def test_anything_else_is_a_warning_that_stops_no_release(
     assert check.severity == dg.AssetCheckSeverity.WARN
     assert not check.blocking
     assert words in (check.description or "")
-
-
-def test_every_recipe_has_the_check(load: Any) -> None:
-    graph = load("smollm2-cpu", "kimi-k2.5-8gpu").resolve_asset_graph()
-    assert {key.to_user_string() for key in graph.asset_check_keys} >= {
-        f"{slug}/acceptance_report:simulation_agrees" for slug in ("smollm2_cpu", "kimi_k2_5_8gpu")
-    }

@@ -5,6 +5,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from tests.recipes import tiny_recipe
+
 ROOT = Path(__file__).parents[2]
 ASSETS = {
     "acceptance_report",
@@ -90,6 +92,35 @@ def test_every_asset_has_a_description_kinds_and_takes_a_range_in_one_run(load) 
         assert node.description, key
         assert node.kinds, key
         assert node.backfill_policy == dg.BackfillPolicy.single_run(), key
+
+
+def test_every_asset_leads_to_the_file_and_the_line_of_its_body(load) -> None:
+    graph = load("kimi-k2.5-8gpu").resolve_asset_graph()
+    for key in graph.get_all_asset_keys():
+        (place,) = graph.get(key).metadata["dagster/code_references"].code_references
+        path, name = Path(place.file_path), key.path[-1]
+        assert path == ROOT / "assets" / f"{name}.py"
+        lines = path.read_text().splitlines()[place.line_number - 1 :]
+        assert any(f"def {name}(" in line for line in lines[:8]), key
+
+
+def test_the_columns_of_samples_are_shown_with_what_they_mean(load) -> None:
+    graph = load("smollm2-cpu").resolve_asset_graph()
+    schema = graph.get(dg.AssetKey(["smollm2_cpu", "synthetic_samples"])).metadata["dagster/column_schema"]
+    columns = {one.name: one for one in schema.columns}
+    assert len(columns) == 12
+    assert columns["completion_token_ids"].type == "list<int32>"
+    assert "closing end-of-turn id" in columns["completion_token_ids"].description
+    assert not any(one.constraints.nullable for one in schema.columns)
+
+
+def test_an_owner_of_the_recipe_owns_its_assets_and_without_one_nobody_does(
+    load, tmp_path: Path, tiny_llama: Path
+) -> None:
+    owned = tiny_recipe(tmp_path, tiny_llama, fake=True, owner="team:models")
+    graph = load(owned, "smollm2-cpu").resolve_asset_graph()
+    owners = {(key.path[0], *graph.get(key).owners) for key in graph.get_all_asset_keys()}
+    assert owners == {("tiny", "team:models"), ("smollm2_cpu",)}
 
 
 def test_the_job_carries_the_range_of_all_shards(load) -> None:

@@ -426,6 +426,18 @@ def test_every_setting_says_what_it_is() -> None:
     assert [name for name, description in described.items() if not description] == []
 
 
+@pytest.mark.parametrize("owner", ["ann@example.org", "team:models", None])
+def test_an_owner_is_an_address_or_a_team(tmp_path: Path, owner: str | None) -> None:
+    _write(tmp_path, {**_SMALLEST, "owner": owner})
+    assert load_recipe("tiny", tmp_path).owner == owner
+
+
+@pytest.mark.parametrize("owner", ["Ann", "team:", "ann@home", "ann@example.org, bob@example.org"])
+def test_any_other_owner_is_refused_with_what_is_wanted(tmp_path: Path, owner: str) -> None:
+    (problem,) = _refusal(tmp_path, {**_SMALLEST, "owner": owner})
+    assert f"owner is '{owner}', expected an e-mail address such as ann@example.org" in problem
+
+
 def test_each_pass_must_have_the_same_number_of_epochs(tmp_path: Path) -> None:
     (problem,) = _refusal(tmp_path, _with("extraction.passes", 2))
     assert "training.epochs is 3" in problem

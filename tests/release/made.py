@@ -142,7 +142,8 @@ def made_lineage(root: Path, judges: Sequence[Sample] = (), **sections: Any) -> 
     _finish(lineage.sample_audit(), audit)
     for shard in lineage.recipe.shards:
         _finish(lineage.hidden_state_shards(shard), {})
-    _finish(lineage.vocabulary_map(), {"draft_tokens": lineage.recipe.vocabulary.draft_tokens})
+    covered = {"coverage": 0.97, "from_base_draft": lineage.recipe.base_draft is not None}
+    _finish(lineage.vocabulary_map(), {"draft_tokens": lineage.recipe.vocabulary.draft_tokens, **covered})
     return lineage
 
 

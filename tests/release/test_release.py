@@ -253,12 +253,13 @@ def test_nothing_that_is_released_names_a_folder_of_this_machine_or_a_secret(tmp
         assert "me/a-draft" not in text  # where it is published is no part of it
 
 
-def test_provenance_has_every_thing_the_draft_was_made_from(tmp_path: Path) -> None:
-    lineage = ready(tmp_path)
+def test_provenance_has_every_thing_the_draft_was_made_from_and_no_owner(tmp_path: Path) -> None:
+    lineage = ready(tmp_path, owner="ann@example.org")
     release_draft(lineage)
     record = json.loads((lineage.released_draft().folder / "provenance.json").read_text())
     assert record["target"] == TARGET_NAME
     assert record["recipe"]["name"] == "tiny.cpu"
+    assert "owner" not in record["recipe"]
     assert set(record["lineage"]) == {
         "target_model",
         "prompts",
