@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 
 from assets import assets_of
-from assets.pipeline import pipeline_job, wave_jobs
+from assets.pipeline import pipeline_job, shard_jobs, wave_jobs
 from eagle3_pipeline.recipe import Recipe, load_recipes
 from resources import GpuPartitions, Storage, VllmServers
 from resources.console import news_logger
@@ -25,13 +25,15 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 
 def _of(recipe: Recipe) -> dg.Definitions:
     assets = assets_of(recipe)
-    job = pipeline_job(recipe, assets)
+    job, of_shards = pipeline_job(recipe, assets), shard_jobs(recipe)
     if recipe.extraction.waves == 1:
-        return dg.Definitions(assets=assets, jobs=[job], schedules=[nightly_schedule(recipe, job)])
+        return dg.Definitions(
+            assets=assets, jobs=[job, *of_shards], schedules=[nightly_schedule(recipe, job)]
+        )
     in_waves = wave_jobs(recipe, assets)
     return dg.Definitions(
         assets=assets,
-        jobs=[job, *in_waves],
+        jobs=[job, *of_shards, *in_waves],
         schedules=[nightly_schedule(recipe, in_waves[0])],  # what follows is the sensor's
         sensors=[waves_sensor(recipe, in_waves)],
     )

@@ -1,4 +1,4 @@
-"""The jobs of one recipe: everything in one run, and what comes one after the other in waves."""
+"""The jobs of one recipe: everything in one run, one shard a run, and waves."""
 
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,23 @@ def wave_jobs(recipe: Recipe, assets: list[dg.AssetsDefinition]) -> list["Unreso
         _job(recipe, "samples", before, "Up to the plan of waves."),
         _job(recipe, "wave", _IN_WAVES, "One wave: its hidden states, and the training on them."),
         _job(recipe, "release", _AFTER_WAVES, "After the last wave: the measurement and the release."),
+    ]
+
+
+def shard_jobs(recipe: Recipe) -> list["UnresolvedAssetJobDefinition"]:
+    """Jobs `<slug>_generate_samples` and `<slug>_extract_states`: one asset, a run for each shard.
+
+    For `dagster job backfill`, which makes one run per partition. A server outlasts the runs.
+    """
+    what = {"generate_samples": "synthetic_samples", "extract_states": "hidden_state_shards"}
+    return [
+        dg.define_asset_job(
+            f"{recipe.slug}_{suffix}",
+            selection=dg.AssetSelection.assets(asset_key(recipe, name)),
+            description=f"One shard of {name} per run: for a backfill over shards.",
+            tags={PIPELINE_TAG: recipe.slug},
+        )
+        for suffix, name in what.items()
     ]
 
 

@@ -69,7 +69,11 @@ def test_recipes_lie_side_by_side_under_their_slugs(load) -> None:
     }
     jobs = {job.name for job in definitions.resolve_all_job_defs()} - {"__ASSET_JOB"}
     in_waves = {f"kimi_k2_5_8gpu_{name}" for name in ("samples", "wave", "release")}
-    assert jobs - in_waves == {"smollm2_cpu_pipeline", "kimi_k2_5_8gpu_pipeline", "qwen3_8b_1gpu_pipeline"}
+    slugs, each = (
+        ("smollm2_cpu", "kimi_k2_5_8gpu", "qwen3_8b_1gpu"),
+        ("pipeline", "generate_samples", "extract_states"),
+    )
+    assert jobs - in_waves == {f"{slug}_{name}" for slug in slugs for name in each}
     assert in_waves <= jobs
 
 

@@ -54,7 +54,8 @@ def stub(monkeypatch: pytest.MonkeyPatch, found: Any) -> None:
 
 def test_only_a_recipe_in_waves_has_the_jobs_and_the_sensor_of_waves(load, definitions) -> None:
     jobs = {job.name for job in definitions.resolve_all_job_defs()} - {"__ASSET_JOB"}
-    assert jobs == {"tiny_pipeline", "tiny_samples", "tiny_wave", "tiny_release"}
+    of_waves = {"tiny_samples", "tiny_wave", "tiny_release"}
+    assert jobs == {"tiny_pipeline", "tiny_generate_samples", "tiny_extract_states", *of_waves}
     assert [sensor.name for sensor in definitions.sensors] == ["servers", "lost_runs", "tiny_waves"]
     assert len(load("smollm2-cpu").sensors) == 2
 
