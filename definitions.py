@@ -15,7 +15,16 @@ from assets.pipeline import pipeline_job, shard_jobs, wave_jobs
 from eagle3_pipeline.recipe import Recipe, load_recipes
 from resources import GpuPartitions, Storage, VllmServers
 from resources.console import news_logger
-from sensors import lost_runs_sensor, nightly_schedule, servers_sensor, waves_sensor
+from sensors import (
+    automation_sensor,
+    disk_sensor,
+    failures_sensor,
+    lost_runs_sensor,
+    new_prompts_sensor,
+    nightly_schedule,
+    servers_sensor,
+    waves_sensor,
+)
 
 _HERE = Path(__file__).parent
 
@@ -26,18 +35,21 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 def _of(recipe: Recipe) -> dg.Definitions:
     assets = assets_of(recipe)
     job, of_shards = pipeline_job(recipe, assets), shard_jobs(recipe)
+    flow = [new_prompts_sensor(recipe, job), automation_sensor(recipe)]
     if recipe.extraction.waves == 1:
         return dg.Definitions(
-            assets=assets, jobs=[job, *of_shards], schedules=[nightly_schedule(recipe, job)]
+            assets=assets, jobs=[job, *of_shards], schedules=[nightly_schedule(recipe, job)], sensors=flow
         )
     in_waves = wave_jobs(recipe, assets)
     return dg.Definitions(
         assets=assets,
         jobs=[job, *of_shards, *in_waves],
         schedules=[nightly_schedule(recipe, in_waves[0])],  # what follows is the sensor's
-        sensors=[waves_sensor(recipe, in_waves)],
+        sensors=[*flow, waves_sensor(recipe, in_waves)],
     )
 
+
+_recipes = load_recipes(_HERE / "recipes")
 
 defs = dg.Definitions.merge(
     dg.Definitions(
@@ -47,7 +59,7 @@ defs = dg.Definitions.merge(
             "gpus": GpuPartitions(),
         },
         loggers={"console": news_logger},
-        sensors=[servers_sensor, lost_runs_sensor],
+        sensors=[servers_sensor, lost_runs_sensor, disk_sensor(_recipes), failures_sensor()],
     ),
-    *(_of(recipe) for recipe in load_recipes(_HERE / "recipes")),
+    *(_of(recipe) for recipe in _recipes),
 )

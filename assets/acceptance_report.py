@@ -35,7 +35,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         simulated. At temperature 0 the draft must not change answers.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             manifest = evaluate_draft(lineage, partial(servers.evaluation, lineage))
             place, judged = lineage.acceptance_report(), check_report(manifest.facts)
             page = dg.MetadataValue.path(place.folder / PAGE_NAME)

@@ -20,7 +20,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         It is held against the target and the layers of the recipe at once. Only what trains waits for it.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             manifest = make_base_draft(lineage)
             return outcome(lineage.base_draft(), manifest, decided_by=manifest.facts["model_fingerprint"])
 

@@ -41,7 +41,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         alternatives, the one with the longest acceptance goes on.
         """
         lineage, shards = storage.lineage(recipe), _shards_of_run(context.run.tags, recipe)
-        with step():
+        with step(lineage):
             made = train_draft(lineage, gpus.training(recipe), shards, _observe(context, recipe))
             place, judged = lineage.draft_checkpoint(), check_draft(recipe, made.facts)
             if isinstance(made, TurnRecord):

@@ -31,7 +31,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         """
         lineage = storage.lineage(recipe)
         on_shard = announce(context, recipe, lineage.hidden_state_shards)
-        with step():
+        with step(lineage):
             shards = shards_of(context, recipe)
             made = extract_shards(lineage, shards, servers.extraction(lineage), on_shard)
             return range_outcome(made, *check_states(recipe, made))

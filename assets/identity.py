@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.automation import automation_condition
 from eagle3_pipeline.asset_settings import settings_version
 from eagle3_pipeline.recipe import Recipe
 
@@ -37,6 +38,7 @@ def identity(
         "group_name": recipe.slug,
         "kinds": kinds,
         "deps": [asset_key(recipe, dep) for dep in deps],
+        "automation_condition": automation_condition(recipe, name),
         "backfill_policy": dg.BackfillPolicy.single_run(),
         "tags": {"eagle3/recipe": recipe.slug},
         "owners": [recipe.owner] if recipe.owner else None,

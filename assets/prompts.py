@@ -23,7 +23,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         A smaller count is a prefix of a larger one. Every rejected row is listed with its reason.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             manifest = make_prompts(lineage)
             return outcome(lineage.prompts(), manifest, decided_by=_order(manifest), **_tables(manifest))
 

@@ -27,7 +27,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         It is served once from its folder, gets its version, and is published where the recipe says.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             manifest = release_draft(lineage, lambda folder: servers.evaluation(lineage, folder))
             where = publish(lineage)
             serve = serve_line(recipe, where["released"], target=str(lineage.model_path()))

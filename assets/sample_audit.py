@@ -44,7 +44,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         samples: one shard made again does not turn all states stale.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             try:
                 manifest = audit_samples(lineage)
             except QualityError as error:

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 import dagster as dg
 
+from eagle3_pipeline.at_work import at_work
 from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.parent_death import interrupt_with_parent
 
 # A server that died, a lease that somebody holds, a hub that is out of reach deserve another attempt; step()
@@ -22,15 +24,17 @@ class Cancelled(dg.DagsterExecutionInterruptedError, dg.DagsterError):
 
 
 @contextmanager
-def step() -> Iterator[None]:
-    """Turn what is raised into a failure of the step, retried only where another attempt could help.
+def step(lineage: Lineage) -> Iterator[None]:
+    """Say that the recipe is worked on, and turn what is raised into a failure of the step.
 
+    It is retried only where another attempt could help.
     An error of ours is shown with its own message. Any other exception is a bug: it would only
     happen again. A cancelled step is never retried.
     """
     _end_with_run()
     try:
-        yield
+        with at_work(lineage.folder):
+            yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError) as interruption:
         raise Cancelled("The run was cancelled. What is complete is kept.") from interruption
     except Eagle3Error as error:

@@ -39,7 +39,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         lineage = storage.lineage(recipe)
         on_shard = announce(context, recipe, lineage.synthetic_samples, _pictures)
         on_pulse = observe(context, asset_key(recipe, name))
-        with step():
+        with step(lineage):
             shards = shards_of(context, recipe)
             server = partial(servers.generation, lineage)
             made = collect_samples(lineage, shards, server, on_shard, on_pulse)

@@ -21,7 +21,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         Its content fingerprint goes into everything made from it: another model makes all of it anew.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             manifest = make_target(lineage)
             require_machine(lineage)
             return outcome(

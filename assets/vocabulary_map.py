@@ -31,7 +31,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         file alone, which is all that the draft depends on.
         """
         lineage = storage.lineage(recipe)
-        with step():
+        with step(lineage):
             manifest = make_vocabulary(lineage)
             place, tokens = lineage.vocabulary_map(), [one.sha256 for one in manifest.files]
             covered = check_vocabulary(manifest)

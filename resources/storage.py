@@ -22,11 +22,16 @@ class Storage(dg.ConfigurableResource):
         """Dagster's hook: which run this is for."""
         self._run = context.run
 
+    @property
+    def path(self) -> Path:
+        """The folder, whatever folder the process is in."""
+        return Path(self.root).absolute()
+
     def lineage(self, recipe: Recipe) -> Lineage:
         """The places of what `recipe` makes; raises Failure in a run of the pipeline over a single shard."""
         if self._run is not None:
             _refuse_one_shard(self._run, recipe)
-        return Lineage(recipe, Path(self.root).absolute())
+        return Lineage(recipe, self.path)
 
 
 def _refuse_one_shard(run: dg.DagsterRun, recipe: Recipe) -> None:

@@ -1,26 +1,18 @@
-"""The nightly schedule: makes what is missing, and skips while a run of the recipe is active, of any job.
-
-Active is a run that Dagster does not call over, unless it is lost: then its process is gone (lost_runs.py).
-"""
+"""The nightly schedule: makes what is missing or out of date, unless somebody is at it."""
 
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from eagle3_pipeline.errors import Eagle3Error
+from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe import Recipe
+from resources import Storage
 from sensors.lost_runs import report_lost_runs
+from sensors.recipe_runs import why_busy
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
-_OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
-# All others, those included that Dagster adds (1.13 brought SUSPENDED): one run too few does no harm.
-ACTIVE = [status for status in dg.DagsterRunStatus if status not in _OVER]
-
-
-def tags_of_recipe(job: "UnresolvedAssetJobDefinition") -> dict[str, str]:
-    """The tags that the runs of all jobs of a recipe have in common."""
-    return {name: str(value) for name, value in (job.tags or {}).items() if name.startswith("eagle3/")}
 
 
 def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.ScheduleDefinition:
@@ -30,17 +22,24 @@ def nightly_schedule(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> dg.
         name=f"{recipe.slug}_nightly",
         job=job,
         cron_schedule="0 1 * * *",
-        description="Makes what is missing or out of date; skips while a run of this recipe is active.",
+        description="Makes what is missing or out of date; skips while a run of this recipe is active, and "
+        "where the draft of these settings is released.",
     )
-    def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    def nightly(context: dg.ScheduleEvaluationContext, storage: Storage) -> dg.RunRequest | dg.SkipReason:
+        root = storage.path
         # The sensor does so every minute, but somebody may have switched it off.
-        report_lost_runs(context.instance)
-        # By the tag of the recipe and not by the job: a recipe in waves has a job for the waves, too.
-        of_recipe = dg.RunsFilter(tags=tags_of_recipe(job), statuses=ACTIVE)
-        if active := context.instance.get_runs(of_recipe, limit=1):
-            return dg.SkipReason(
-                f"run {active[0].run_id[:8]} of {active[0].job_name} is {active[0].status.value}"
-            )
+        report_lost_runs(context.instance, root)
+        if busy := why_busy(context.instance, root, recipe.slug):
+            return dg.SkipReason(busy)
+        if _is_released(storage.lineage(recipe)):
+            return dg.SkipReason("the draft is released, and nothing that it is made from has changed")
         return dg.RunRequest(tags=job.tags)
 
     return nightly
+
+
+def _is_released(lineage: Lineage) -> bool:
+    try:
+        return lineage.released() is not None
+    except Eagle3Error:  # the run says where people look for it
+        return False

@@ -16,7 +16,7 @@ from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.wave_runs import WAVE_RUN_TAG, next_run
 from resources import Storage
 from sensors.lost_runs import report_lost_runs
-from sensors.nightly import ACTIVE, tags_of_recipe
+from sensors.recipe_runs import RECIPE_TAG, why_busy
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 def waves_sensor(recipe: Recipe, jobs: Sequence["UnresolvedAssetJobDefinition"]) -> dg.SensorDefinition:
     """Sensor `<slug>_waves` over the jobs of the waves."""
-    pipeline_tags = tags_of_recipe(jobs[0])
 
     @dg.sensor(
         name=f"{recipe.slug}_waves",
@@ -37,20 +36,16 @@ def waves_sensor(recipe: Recipe, jobs: Sequence["UnresolvedAssetJobDefinition"])
     )
     def waves(context: dg.SensorEvaluationContext, storage: Storage) -> dg.RunRequest | dg.SkipReason:
         # The sensor of lost runs does so every minute, but somebody may have switched it off.
-        report_lost_runs(context.instance)
-        return _next(context.instance, storage.lineage(recipe), pipeline_tags)
+        report_lost_runs(context.instance, storage.path)
+        return _next(context.instance, storage.lineage(recipe))
 
     return waves
 
 
-def _next(
-    instance: dg.DagsterInstance, lineage: Lineage, pipeline_tags: dict[str, str]
-) -> dg.RunRequest | dg.SkipReason:
-    active = instance.get_runs(dg.RunsFilter(tags=pipeline_tags, statuses=ACTIVE), limit=1)
-    if active:
-        return dg.SkipReason(
-            f"run {active[0].run_id[:8]} of {active[0].job_name} is {active[0].status.value}"
-        )
+def _next(instance: dg.DagsterInstance, lineage: Lineage) -> dg.RunRequest | dg.SkipReason:
+    slug = lineage.recipe.slug
+    if busy := why_busy(instance, lineage.storage_root, slug):
+        return dg.SkipReason(busy)
     try:
         run = next_run(lineage)
     except Eagle3Error as error:
@@ -63,4 +58,4 @@ def _next(
             f"next is {run.what}, but run {before[0].run_id[:8]} of it is {before[0].status.value}: look at "
             "it, then re-execute it from the web UI"
         )
-    return dg.RunRequest(run_key=run.key, job_name=run.job, tags={**pipeline_tags, **run.tags})
+    return dg.RunRequest(run_key=run.key, job_name=run.job, tags={RECIPE_TAG: slug, **run.tags})

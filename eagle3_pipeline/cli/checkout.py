@@ -21,3 +21,15 @@ def lineage_of(name: str) -> Lineage:
     """The places of a recipe below the storage root; raises RecipeError."""
     recipe = load_recipe(name, CHECKOUT / "recipes")
     return Lineage(recipe, Path(os.environ.get("EAGLE3_STORAGE", CHECKOUT / "data")).absolute())
+
+
+def dagster_home() -> Path:
+    """The folder of Dagster's records, with this checkout's settings in it."""
+    home = Path(os.environ.get("DAGSTER_HOME", CHECKOUT / ".dagster")).absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "dagster.yaml"
+    if settings.is_symlink():
+        settings.unlink()  # it may point to where the checkout lay before
+    if not settings.exists():
+        settings.symlink_to(os.path.relpath(CHECKOUT / "dagster.yaml", home))
+    return home

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from eagle3_pipeline.cli.checkout import CHECKOUT, add_recipe, lineage_of
+from eagle3_pipeline.cli.checkout import CHECKOUT, add_recipe, dagster_home, lineage_of
 from eagle3_pipeline.errors import Eagle3Error, RecipeError
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.parent_death import interrupt_with_parent
@@ -32,7 +32,7 @@ def _run(options: argparse.Namespace) -> int:
     name = options.recipe
     environment = {
         **os.environ,
-        "DAGSTER_HOME": str(_dagster_home()),
+        "DAGSTER_HOME": str(dagster_home()),
         "EAGLE3_STORAGE": str(lineage.storage_root),
         RECIPES_VARIABLE: str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name,
     }
@@ -69,18 +69,6 @@ def _in_waves(lineage: Lineage, environment: dict[str, str]) -> int:
             return status
         done = run
     return 0
-
-
-def _dagster_home() -> Path:
-    """The folder of Dagster's records, with this checkout's settings in it."""
-    home = Path(os.environ.get("DAGSTER_HOME", CHECKOUT / ".dagster")).absolute()
-    home.mkdir(parents=True, exist_ok=True)
-    settings = home / "dagster.yaml"
-    if settings.is_symlink():
-        settings.unlink()  # it may point to where the checkout lay before
-    if not settings.exists():
-        settings.symlink_to(os.path.relpath(CHECKOUT / "dagster.yaml", home))
-    return home
 
 
 def _execute(job: str, environment: dict[str, str], tags: dict[str, str] | None = None) -> int:

@@ -12,6 +12,7 @@ from eagle3_pipeline.doctor.finding import Finding, note, ok, problem
 from eagle3_pipeline.doctor.records import records
 from eagle3_pipeline.serving.host_state import STATE_VARIABLE, state_root
 from eagle3_pipeline.serving.process import MARKER_VARIABLE, find_family, pid_namespace
+from eagle3_pipeline.serving.record import ServerRecord
 
 _SHARED_MEMORY = Path("/dev/shm")
 _TEMPORARY = Path("/tmp")
@@ -25,15 +26,18 @@ def leftovers() -> Iterator[Finding]:
     yield from found or [ok("leftovers: none (records, processes, shared memory, folders of servers)")]
 
 
+def dead_records() -> list[ServerRecord]:
+    """Records of servers that are gone, of this container."""
+    return [one for one in records() if not one.foreign and one.state() == "failed"]
+
+
 def _dead_records() -> Iterator[Finding]:
-    for record in records():
-        if record.foreign or record.state() != "failed":
-            continue
+    for record in dead_records():
         left = find_family(record.process, record.marker)
         if left:
             yield problem(
                 f"{record} is dead, but its processes {[one.pid for one in left]} run on",
-                "Its watcher or the next step on its GPUs ends them; `eagle3 server stop` does it now.",
+                "Its watcher or the next step on its GPUs ends them; `eagle3 doctor --repair` does it now.",
             )
         else:
             why = f" ({record.reason.splitlines()[0]})" if record.reason else ""
@@ -44,14 +48,9 @@ def _dead_records() -> Iterator[Finding]:
 
 
 def _unknown_servers() -> Iterator[Finding]:
-    """Processes that carry the mark of a server of which there is no record."""
-    recorded = {record.marker for record in records()}
-    for marker, members in _marked().items():
-        if marker in recorded:
-            continue
+    for marker, members in unrecorded().items():
         pids = ", ".join(str(pid) for pid in members)
-        elsewhere = {state for state in members.values() if state != str(state_root())}
-        if elsewhere:
+        if elsewhere := elsewhere_recorded(members):
             yield note(
                 f"processes {pids} are of a server that is recorded in {' and '.join(sorted(elsewhere))}",
                 f"{STATE_VARIABLE} should be the same for all users and recipes of a machine.",
@@ -59,8 +58,19 @@ def _unknown_servers() -> Iterator[Finding]:
         else:
             yield problem(
                 f"processes {pids} are of a server (mark {marker[:12]}) of which there is no record",
-                "No step will find them. End them with `kill` and these numbers.",
+                "No step will find them. `eagle3 doctor --repair` ends them.",
             )
+
+
+def unrecorded() -> dict[str, dict[int, str]]:
+    """Processes that carry the mark of a server of which there is no record: marker -> pid -> host state."""
+    recorded = {record.marker for record in records()}
+    return {marker: members for marker, members in _marked().items() if marker not in recorded}
+
+
+def elsewhere_recorded(members: dict[int, str]) -> set[str]:
+    """Other host states than ours where the server of these processes may have its record."""
+    return {state for state in members.values() if state != str(state_root())}
 
 
 def _marked() -> dict[str, dict[int, str]]:
@@ -107,13 +117,20 @@ def _mapped() -> str:
     return "".join(texts)
 
 
-def _folders() -> Iterator[Finding]:
+def folders_left() -> list[Path]:
+    """Folders of sockets of servers that are gone, of this user."""
     known = {marker[:12] for marker in (*_marked(), *(record.marker for record in records()))}
     prefix = "eagle3-ipc-"
     found = sorted(_TEMPORARY.glob(f"{prefix}*"))
-    left = [str(one) for one in found if one.name.removeprefix(prefix) not in known and _is_mine(one)]
-    if left:
-        yield note(f"{len(left)} folders of servers that are gone", f"Remove them: `rm -r {' '.join(left)}`.")
+    return [one for one in found if one.name.removeprefix(prefix) not in known and _is_mine(one)]
+
+
+def _folders() -> Iterator[Finding]:
+    if left := folders_left():
+        names = ", ".join(map(str, left))
+        yield note(
+            f"{len(left)} folders of servers that are gone: {names}", "`eagle3 doctor --repair` removes them."
+        )
 
 
 def _is_mine(path: Path) -> bool:

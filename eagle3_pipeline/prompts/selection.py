@@ -21,12 +21,12 @@ from typing import Any
 from eagle3_pipeline.durable_files import write_atomic
 from eagle3_pipeline.errors import BadInput, DamagedFile, MissingInput
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, Place, read_manifest
+from eagle3_pipeline.manifest import MANIFEST_NAME, Manifest, Place
 from eagle3_pipeline.prompts.chat_length import ChatLength
 from eagle3_pipeline.prompts.evaluation import read_set
-from eagle3_pipeline.prompts.hub_dataset import pin, resolve_revision
 from eagle3_pipeline.prompts.mixture import Mixture, Strand, mix_sources
 from eagle3_pipeline.prompts.prompt import Prompt
+from eagle3_pipeline.prompts.revisions import revisions
 from eagle3_pipeline.prompts.screening import Rejection, Screening
 from eagle3_pipeline.provenance import fingerprint
 from eagle3_pipeline.recipe import Recipe
@@ -49,8 +49,8 @@ def make_prompts(lineage: Lineage) -> Manifest:
     if (made := place.manifest()) is not None:
         return made
     recipe = lineage.recipe
-    revisions = _revisions(lineage)
-    result = _select(mix_sources(recipe, revisions), make_screening(lineage), recipe.prompts.count)
+    commits = revisions(lineage)
+    result = _select(mix_sources(recipe, commits), make_screening(lineage), recipe.prompts.count)
     place.folder.mkdir(parents=True, exist_ok=True)
     rejected = place.folder / REJECTED_NAME
     write_atomic(rejected, _json_lines(rejection.to_json() for rejection in result.rejected))
@@ -62,7 +62,7 @@ def make_prompts(lineage: Lineage) -> Manifest:
     facts = {
         "count": recipe.prompts.count,
         **result.facts,
-        "revisions": revisions,
+        "revisions": commits,
         "validation": [one.prompt_id for one in result.kept[: recipe.prompts.validation_prompts]],
         "shards": shards,
     }
@@ -178,17 +178,6 @@ def _select(rows: Mixture, screening: Screening, count: int) -> _Selection:
             told = time.monotonic()
             _log.info("prompts: %d of %d; %s", len(result.kept), count, result.summary)
     return result
-
-
-def _revisions(lineage: Lineage) -> dict[str, str]:
-    """The commit of each dataset. Earlier prompts keep theirs: `main` may have moved since."""
-    known: dict[str, str] = {}
-    for path in sorted(lineage.prompts().folder.parent.glob(f"*/{MANIFEST_NAME}")):
-        known |= read_manifest(path).facts["revisions"]
-    datasets = {
-        pin(source): source for source in lineage.recipe.prompts.sources if source.dataset is not None
-    }
-    return {name: known.get(name) or resolve_revision(source) for name, source in datasets.items()}
 
 
 def _too_few(recipe: Recipe, result: _Selection, rejected: Path) -> str:

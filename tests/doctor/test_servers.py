@@ -207,7 +207,7 @@ def test_a_folder_of_sockets_is_left_over_when_its_server_is_gone(tmp_path: Path
     folder = tmp_path / "tmp" / f"eagle3-ipc-{MARKER[:12]}"
     folder.mkdir()
     (found,) = find_leftovers()
-    assert (found.mark, found.advice) == (Mark.NOTE, f"Remove them: `rm -r {folder}`.")
+    assert (found.mark, str(folder) in found.what) == (Mark.NOTE, True)
     with process_of_a_server() as process:
         write_record(process, marker=MARKER)
         assert [one.mark for one in find_leftovers()] in ([Mark.OK], [])

@@ -4,6 +4,7 @@ Manifests are invented; nothing of the pipeline runs.
 """
 
 import base64
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from eagle3_pipeline import errors
 from eagle3_pipeline.errors import DamagedFile, Eagle3Error, QualityError, ServerDied
 from eagle3_pipeline.generation.lengths import Bounds
 from eagle3_pipeline.generation.vitals import Vitals
+from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import FileEntry, Manifest, Place
 from eagle3_pipeline.recipe import Recipe, load_recipe
 from resources.console import news_logger
@@ -240,6 +242,10 @@ def test_a_training_is_observed_as_it_goes_and_never_more_than_a_hundred_times()
     }
 
 
+def _lineage() -> Lineage:
+    return Lineage(RECIPE, Path(os.environ["EAGLE3_STORAGE"]))
+
+
 def _observations(attempts: list[list[Vitals]]) -> list[dict[str, Any]]:
     """Metadata of what is observed in a run whose attempts hear of these vitals."""
     left = [list(beats) for beats in attempts]
@@ -251,7 +257,7 @@ def _observations(attempts: list[list[Vitals]]) -> list[dict[str, Any]]:
     )
     def sampling(context: dg.AssetExecutionContext) -> None:
         on_pulse = observe(context, SAMPLES)
-        with step():
+        with step(_lineage()):
             for vitals in left.pop(0):
                 on_pulse(vitals)
             if left:
@@ -298,7 +304,7 @@ def _sampling(folder: Path, breaks_at: int | None) -> dg.AssetsDefinition:
             lambda made: {"plot": dg.MetadataValue.md(f"of {made.shard}")},
         )
         made = []
-        with step():
+        with step(_lineage()):
             for number, shard in enumerate(shards_of(context, RECIPE)):
                 if number == breaks_at:
                     raise QualityError("the next shard is bad")
@@ -352,7 +358,7 @@ def test_after_a_whole_range_each_shard_shows_its_own_numbers(tmp_path: Path) ->
 def test_an_error_of_ours_fails_the_step_in_its_own_words_and_says_whether_to_retry(
     kind: type[Eagle3Error],
 ) -> None:
-    with pytest.raises(dg.Failure) as failure, step():
+    with pytest.raises(dg.Failure) as failure, step(_lineage()):
         raise kind("found this, expected that")
     assert failure.value.description == f"{kind.__name__}: found this, expected that"
     assert failure.value.allow_retries == kind.retryable
@@ -368,7 +374,7 @@ def test_another_attempt_is_only_made_where_it_could_help() -> None:
 
 
 def test_any_other_exception_is_never_retried() -> None:
-    with pytest.raises(dg.Failure, match="ZeroDivisionError: division by zero") as failure, step():
+    with pytest.raises(dg.Failure, match="ZeroDivisionError: division by zero") as failure, step(_lineage()):
         print(1 / 0)
     assert not failure.value.allow_retries
 
@@ -379,7 +385,7 @@ def _console(capsys: pytest.CaptureFixture[str], *raised: Exception) -> str:
 
     @dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
     def prompts() -> None:
-        with step():
+        with step(_lineage()):
             if left:
                 raise left.pop(0)
 

@@ -33,6 +33,7 @@ from eagle3_pipeline.serving.server import stop_servers
 from eagle3_pipeline.training.child import run_process
 from eagle3_pipeline.training.plan import TrainingPlan
 from tests.fakes.faults import write_control
+from tests.location.runs import tick_schedule
 from tests.recipes import tiny_recipe
 from tests.serving.observe import wait_for
 
@@ -214,8 +215,7 @@ def test_a_run_killed_with_its_machine_is_told_to_dagster_and_the_night_and_the_
         process = start(recipe, str(home), "job", "execute", "-f", "definitions.py", "-j", "tiny_pipeline")
 
         def tick() -> object:
-            with dg.build_schedule_context(instance=instance) as context:
-                return definitions.resolve_schedule_def("tiny_nightly")(context)
+            return tick_schedule(definitions, instance, "tiny_nightly")
 
         wait_for(lambda: requests_sent(CHAT) >= 12 and _kept(_lineage(recipe)) > 0, 60)
         (run,) = instance.get_runs()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from tests.location.runs import add_run
+from tests.location.runs import add_run, tick_schedule
 from tests.recipes import tiny_recipe
 
-JOB = "smollm2_cpu_pipeline"
+JOB, NIGHTLY = "smollm2_cpu_pipeline", "smollm2_cpu_nightly"
 TAGS = {"eagle3/pipeline": "smollm2_cpu"}
 # What happens to a run, and its status after it.
 LIFE = [
@@ -21,25 +21,17 @@ LIFE = [
 ENDS = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
 
-def _tick(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, schedule: str = "smollm2_cpu_nightly"
-) -> object:
-    # An instance on disk: the context opens it by its address, which one in memory has not.
-    with dg.build_schedule_context(instance=instance) as context:
-        return definitions.resolve_schedule_def(schedule)(context)
-
-
 def test_the_night_is_skipped_from_the_making_of_a_run_of_the_job_to_its_end(load, instance) -> None:
     definitions = load("smollm2-cpu")
     run_id = add_run(instance, JOB, dg.DagsterRunStatus.NOT_STARTED, TAGS)
     for event, status in LIFE:
         if event is not None:
             instance.report_dagster_event(dg.DagsterEvent(event.value, JOB), run_id)
-        said = _tick(definitions, instance)
+        said = tick_schedule(definitions, instance, NIGHTLY)
         assert isinstance(said, dg.SkipReason), status
         assert said.skip_message == f"run {run_id[:8]} of {JOB} is {status.value}"
     instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_CANCELED.value, JOB), run_id)
-    assert isinstance(_tick(definitions, instance), dg.RunRequest)
+    assert isinstance(tick_schedule(definitions, instance, NIGHTLY), dg.RunRequest)
 
 
 def test_the_night_is_skipped_beside_a_run_of_any_job_of_the_recipe(
@@ -47,7 +39,7 @@ def test_the_night_is_skipped_beside_a_run_of_any_job_of_the_recipe(
 ) -> None:
     definitions = load(tiny_recipe(tmp_path, tiny_llama, fake=True, extraction={"waves": 2}))
     run_id = add_run(instance, "tiny_wave", dg.DagsterRunStatus.STARTED, {"eagle3/pipeline": "tiny"})
-    said = _tick(definitions, instance, "tiny_nightly")
+    said = tick_schedule(definitions, instance, "tiny_nightly")
     assert isinstance(said, dg.SkipReason)
     assert said.skip_message == f"run {run_id[:8]} of tiny_wave is STARTED"
 
@@ -57,7 +49,7 @@ def test_a_free_night_starts_the_job_over_all_its_shards(load, instance) -> None
         add_run(instance, JOB, status, TAGS)
     add_run(instance, "another_pipeline", dg.DagsterRunStatus.STARTED, {"eagle3/pipeline": "another"})
     definitions = load("smollm2-cpu")
-    said = _tick(definitions, instance)
+    said = tick_schedule(definitions, instance, NIGHTLY)
     assert isinstance(said, dg.RunRequest)
     assert said.tags["dagster/asset_partition_range_start"] == "smollm2_cpu-p100-s000"
     assert said.tags["dagster/asset_partition_range_end"] == "smollm2_cpu-p100-s003"

@@ -1,13 +1,10 @@
-"""The sensors of servers and of lost runs, ticked by hand."""
-
-import os
+"""Which sensors there are, and the one that shows the servers, ticked by hand."""
 
 import dagster as dg
-import psutil
-from dagster._core.events import EngineEventData
 
 from eagle3_pipeline.serving.lease import hold_lease
-from sensors import lost_runs_sensor, servers_sensor
+from sensors import servers_sensor
+from tests.recipes import tiny_recipe
 from tests.records import process_of_a_server, write_record
 
 
@@ -36,33 +33,26 @@ def test_a_tick_shows_each_server_with_its_gpus_and_users_and_when_it_stops() ->
         assert "stops by itself at " in _tick()
 
 
-def test_a_run_is_lost_only_if_its_very_process_is_gone(instance) -> None:
-    began = psutil.Process().create_time()
-
-    def started(*events: tuple[int, float]) -> str:
-        """A run that is started, with engine events that name a pid at a time."""
-        run = instance.add_run(dg.DagsterRun(job_name="any"))
-        instance.report_dagster_event(dg.DagsterEvent("PIPELINE_START", "any"), run.run_id)
-        for pid, at in events:
-            told = EngineEventData.in_process(pid)
-            event = dg.DagsterEvent("ENGINE_EVENT", "any", event_specific_data=told)
-            instance.report_dagster_event(event, run.run_id, timestamp=at)
-        return run.run_id
-
-    untold = started()
-    alive = started((os.getpid(), began + 1))
-    pid_was_given_away = started((os.getpid(), began - 1))
-    with dg.build_sensor_context(instance=instance) as context:
-        said = [lost_runs_sensor.evaluate_tick(context) for _ in range(2)]
-    assert [one.skip_message for one in said] == [f"marked as failed: {pid_was_given_away}", "no run is lost"]
-    assert not said[0].run_requests
-    statuses = [instance.get_run_by_id(one).status.value for one in (untold, alive, pid_was_given_away)]
-    assert statuses == ["STARTED", "STARTED", "FAILURE"]
+LOOKING = ("servers", "lost_runs", "disk")
+"""They run unasked."""
+STARTING = ("tiny_new_prompts", "tiny_automation", "tiny_waves")
 
 
-def test_the_sensors_are_one_each_per_code_location_and_run_unasked_for_they_start_nothing(load) -> None:
-    sensors = load("smollm2-cpu", "qwen3-8b-1gpu").sensors
-    assert [sensor.name for sensor in sensors] == ["servers", "lost_runs"]
-    for sensor in (servers_sensor, lost_runs_sensor):
-        assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-        assert not sensor.targets
+def test_what_starts_runs_is_off_until_switched_on_and_what_only_looks_is_on(
+    load, tmp_path, tiny_llama, monkeypatch
+) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, extraction={"waves": 2})
+    sensors = {sensor.name: sensor for sensor in load(recipe, "smollm2-cpu").sensors}
+    of_the_other = {f"smollm2_cpu_{name}" for name in ("new_prompts", "automation")}
+    assert set(sensors) == {*LOOKING, "failures", *STARTING, *of_the_other}
+    for name, sensor in sensors.items():
+        on = dg.DefaultSensorStatus.RUNNING if name in LOOKING else dg.DefaultSensorStatus.STOPPED
+        assert sensor.default_status == on, name
+    assert not any(sensors[name].targets for name in LOOKING)
+    assert not any(sensor.name == "default_automation_condition_sensor" for sensor in sensors.values())
+
+
+def test_messages_of_failures_are_on_where_somebody_can_be_reached(load, monkeypatch) -> None:
+    monkeypatch.setenv("EAGLE3_SLACK_WEBHOOK", "http://127.0.0.1:9/hook")
+    sensor = load("smollm2-cpu").resolve_sensor_def("failures")
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING

@@ -10,7 +10,7 @@ import pytest
 
 from eagle3_pipeline.errors import BadInput, DamagedFile, MissingInput
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.prompts import mixture, selection
+from eagle3_pipeline.prompts import mixture, revisions, selection
 from eagle3_pipeline.prompts.prompt import Prompt
 from eagle3_pipeline.prompts.selection import make_prompts, read_prompts
 from eagle3_pipeline.prompts.sources import Row
@@ -205,7 +205,7 @@ def test_another_evaluation_set_keeps_the_commit_and_the_shards(
 ) -> None:
     _stream(monkeypatch, {"some/prompts": distinct_prompts(40, seed=1)})
     commits = iter(["first", "second"])
-    monkeypatch.setattr(selection, "resolve_revision", lambda _: next(commits))
+    monkeypatch.setattr(revisions, "resolve_revision", lambda _: next(commits))
     lineage = make_lineage(tmp_path, tiny_llama, count=8, sources=[{"dataset": "some/prompts"}])
     before = make_prompts(lineage)
     (tmp_path / "evaluation.jsonl").write_text('{"prompt": "What else is held out?"}\n')
@@ -220,7 +220,7 @@ def test_a_larger_count_takes_the_commit_of_the_smaller_one_although_main_moved(
 ) -> None:
     asked = _stream(monkeypatch, {"some/prompts": distinct_prompts(40, seed=1)})
     commits = iter(["first", "second"])
-    monkeypatch.setattr(selection, "resolve_revision", lambda _: next(commits))
+    monkeypatch.setattr(revisions, "resolve_revision", lambda _: next(commits))
     sources = [{"dataset": "some/prompts"}]
     small = make_prompts(make_lineage(tmp_path, tiny_llama, count=8, sources=sources))
     large = make_prompts(make_lineage(tmp_path, tiny_llama, count=24, sources=sources))
@@ -233,7 +233,7 @@ def test_another_mix_keeps_the_commits_and_each_revision_of_a_dataset_has_its_ow
 ) -> None:
     asked = _stream(monkeypatch, {"some/prompts": distinct_prompts(40, seed=1)})
     moved = iter(["first", "tagged", "second"])
-    monkeypatch.setattr(selection, "resolve_revision", lambda _: next(moved))
+    monkeypatch.setattr(revisions, "resolve_revision", lambda _: next(moved))
     main, tag = {"dataset": "some/prompts"}, {"dataset": "some/prompts", "revision": "v1"}
     make_prompts(make_lineage(tmp_path, tiny_llama, count=8, sources=[main]))
     mixed = make_prompts(make_lineage(tmp_path, tiny_llama, count=8, sources=[{**main, "weight": 3}, tag]))

@@ -1,0 +1,95 @@
+"""The services as they are deployed: the real daemon, and a run that nobody watches."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+
+from eagle3_pipeline.journal import read_journal
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import load_recipe
+from tests.fakes.faults import write_control
+from tests.location.conftest import ROOT
+from tests.recipes import tiny_recipe
+from tests.serving.observe import wait_for
+
+CHAT = "/v1/chat/completions"
+# The sensor of lost runs looks once a minute, and so does what launches them again.
+PATIENCE_S = 400
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Dagster home with the dagster.yaml of this project; afterwards nothing that belongs to it runs."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    shutil.copy(ROOT / "dagster.yaml", folder)
+    monkeypatch.setenv("DAGSTER_HOME", str(folder))
+    yield folder
+    _kill_everything(folder)
+
+
+def _dagster(*arguments: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *arguments, "-w", str(ROOT / "workspace.yaml")],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _kill_everything(home: Path) -> None:
+    """As a power cut does: the daemon, the code server, the run, its step, the vLLM server, its watcher."""
+    for _ in range(2):  # what was being started while the first round went by
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get("DAGSTER_HOME") == str(home):
+                    process.send_signal(signal.SIGKILL)
+
+
+def test_after_a_kill_of_everything_the_services_alone_finish_the_run_and_lose_nothing(
+    home: Path,
+    tmp_path: Path,
+    tiny_llama: Path,
+    requests_sent: Callable[[str], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
+    monkeypatch.setenv("EAGLE3_RECIPES", str(recipe))
+    control = tmp_path / "control.json"
+    monkeypatch.setenv("FAKE_CONTROL", str(control))
+    write_control(control, seconds_per_token=0.05)
+    lineage = Lineage(load_recipe(str(recipe), tmp_path), Path(os.environ["EAGLE3_STORAGE"]))
+
+    def kept() -> int:
+        journals = (lineage.folder / "synthetic_samples").glob("*/*/replies.jsonl")
+        return sum(len(list(read_journal(one))) for one in journals)
+
+    assert _dagster("dagster", "job", "launch", "-j", "tiny_pipeline").wait(timeout=120) == 0
+    _dagster("dagster._daemon", "run")
+    wait_for(lambda: kept() >= 3, PATIENCE_S)
+    _kill_everything(home)
+    sent, answered = requests_sent(CHAT), kept()
+    assert 3 <= answered < 24
+    write_control(control)
+
+    _dagster("dagster._daemon", "run")
+    wait_for(lambda: lineage.released() is not None, PATIENCE_S)
+    with dg.DagsterInstance.get() as instance:
+        wait_for(lambda: all(run.is_finished for run in instance.get_runs()), 60)
+        again, first = instance.get_runs()
+    assert (first.status, again.status) == (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS)
+    assert again.parent_run_id == first.run_id
+    assert requests_sent(CHAT) - sent == 24 - answered
+    assert (
+        sum(lineage.synthetic_samples(one).require().facts["samples"] for one in lineage.recipe.shards) == 24
+    )
