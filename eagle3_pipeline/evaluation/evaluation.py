@@ -32,7 +32,7 @@ from eagle3_pipeline.evaluation.page import PAGE_NAME, report_page
 from eagle3_pipeline.evaluation.phase import Bench, Further, Measured, Phase, ServerOpener, measure_phase
 from eagle3_pipeline.evaluation.progress import Progress
 from eagle3_pipeline.evaluation.replay import Conversation, Replay, conversations_that_judged, replay
-from eagle3_pipeline.evaluation.report import report_markdown, verdict
+from eagle3_pipeline.evaluation.report import report_markdown, sampling_note, verdict
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.manifest import Manifest
 from eagle3_pipeline.progress_file import ProgressFile
@@ -78,6 +78,8 @@ def _make(lineage: Lineage, server_with: ServerOpener, kept: Kept) -> None:
     write_atomic(place.folder / "report.md", report_markdown(report))
     write_atomic(place.folder / PAGE_NAME, report_page(report))
     logger.info(verdict(report))
+    if (sampling := sampling_note(report)) is not None:
+        logger.warning(sampling)
     logger.log(logging.INFO if report["simulation_agrees"] else logging.WARNING, explanation(report))
     names = (KEPT_NAME, "report.json", "report.md", PAGE_NAME)
     place.finish([place.folder / name for name in names], report)

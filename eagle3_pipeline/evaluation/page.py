@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle3_pipeline.evaluation.agreement import explanation
 from eagle3_pipeline.evaluation.pictures import position_picture, speedup_picture
-from eagle3_pipeline.evaluation.report import greedy_note, verdict
+from eagle3_pipeline.evaluation.report import greedy_note, sampling_note, verdict
 from eagle3_pipeline.evaluation.tables import fixed, percent, spread, tables_of
 from eagle3_pipeline.plots import DARK, LIGHT, Look, data_uri
 
@@ -35,6 +35,7 @@ def report_page(report: dict[str, Any]) -> str:
         report=report,
         measured=report["measured"],
         verdict=verdict(report),
+        sampling=sampling_note(report),
         spread=spread(report),
         tables=tables_of(report),
         greedy=greedy_note(report["greedy"]) if report["greedy"] is not None else _NOT_GREEDY,

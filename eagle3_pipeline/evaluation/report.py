@@ -7,6 +7,7 @@ from typing import Any
 
 from eagle3_pipeline.evaluation.agreement import explanation, rows_of_comparison
 from eagle3_pipeline.evaluation.tables import Rows, by_set, fixed, percent, rows_of_base, rows_of_grid, spread
+from eagle3_pipeline.known_vllm import samples_beside_draft
 
 # Two measurements of the very same server differ by a few per cent; less than this is called no difference.
 _NOISE = 0.03
@@ -31,6 +32,18 @@ def verdict(report: dict[str, Any]) -> str:
         f"own passes and the check of {1 + report['speculative_tokens']} tokens instead of one; that is "
         "cheap only where reading the target's weights is what a step waits for (a GPU, a large target, "
         "few requests in flight)."
+    )
+
+
+def sampling_note(report: dict[str, Any]) -> str | None:
+    """That cells above temperature 0 say nothing, where the server's vLLM samples wrongly beside a draft."""
+    vllm = report["measured"]["server"]["vllm"]
+    sampled = sorted({cell["temperature"] for cell in report["grid"] if cell["temperature"]})
+    if not sampled or samples_beside_draft(vllm):
+        return None
+    return (
+        f"The numbers at temperature {', '.join(f'{one:g}' for one in sampled)} say nothing of the draft: "
+        f"{vllm} ignores the temperature of a request while a draft proposes. Measure them on a GPU."
     )
 
 
@@ -64,6 +77,8 @@ def _notes(report: dict[str, Any]) -> list[str]:
         f"Counted by the server over {report['drafts']} drafts: temperature {report['temperature']:g}, "
         f"{report['in_flight']} in flight, at most {report['max_completion_tokens']} tokens a reply.",
     ]
+    if (sampling := sampling_note(report)) is not None:
+        notes.append(sampling)
     if report["greedy"] is not None:
         notes.append(greedy_note(report["greedy"]))
     if report["refused"]:

