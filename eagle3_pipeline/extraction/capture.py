@@ -76,6 +76,9 @@ class Capture:
         # The semaphore, not the connections, is where samples wait: a time limit runs only once sent.
         self._free = asyncio.Semaphore(in_flight)
         self._only_one = asyncio.Lock()
+        self._want_to_be_alone = 0
+        self._held = 0
+        """Places that whoever is alone holds, and leaves to the next one that wants to be."""
         self._nobody_alone = asyncio.Event()
         self._nobody_alone.set()
         self._late: set[Path] = set()
@@ -165,20 +168,23 @@ class Capture:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """All places at the server, before anybody else who waits for one."""
-        taken = 0
-        # Two that each hold a half of the places would wait for each other.
-        async with self._only_one:
-            self._nobody_alone.clear()
-            try:
-                while taken < self._in_flight:
+        """All places at the server, before anybody else who waits for one; kept for others who want that."""
+        self._want_to_be_alone += 1
+        self._nobody_alone.clear()
+        try:
+            # Two that each hold a half of the places would wait for each other.
+            async with self._only_one:
+                while self._held < self._in_flight:
                     await self._free.acquire()
-                    taken += 1
+                    self._held += 1
                 yield
-            finally:
+        finally:
+            self._want_to_be_alone -= 1
+            if not self._want_to_be_alone:
                 self._nobody_alone.set()
-                for _ in range(taken):
+                for _ in range(self._held):
                     self._free.release()
+                self._held = 0
 
     def _judge(self, reply: httpx.Response) -> None:
         if reply.status_code == HTTPStatus.OK:

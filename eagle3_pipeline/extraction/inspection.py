@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class Outcome:
     reason: str = ""
     was_retried: bool = False
     was_compared: bool = False
-    """Whether it was captured again alone, and was the same."""
+    """Whether it was captured alone, too, and was the same."""
     layers: torch.Tensor | None = None
     """What its layers look like (`layer_table.measured`), where it has states."""
 
@@ -51,38 +52,58 @@ def from_server(capture: Capture) -> Fetch:
     return fetch
 
 
+class Alone(Protocol):
+    """Where the states of a sample that was alone at the server come from (alone.py)."""
+
+    def expect(self, samples: Iterable[PlannedSample]) -> None: ...
+
+    async def captured(self, sample: PlannedSample) -> Captured: ...
+
+    async def forget(self, sample: PlannedSample) -> None: ...
+
+
 class Inspector:
     """Fetches samples and judges their states; used by many at the same time."""
 
-    def __init__(self, fetch: Fetch, layout: ShardLayout, table: LayerTable, *, compare: bool = True) -> None:
-        """`compare`: whether a server is there that captures a sample again alone."""
+    def __init__(
+        self, fetch: Fetch, layout: ShardLayout, table: LayerTable, *, alone: Alone | None = None
+    ) -> None:
+        """Without `alone`, no sample is compared with what it is by itself."""
         self._fetch = fetch
-        self._compare = compare
+        self._alone = alone
         self._layout = layout
         self._table = table
 
     async def outcome(self, sample: PlannedSample) -> Outcome:
         """The states of a sample, or the reason why they are unusable also the second time.
 
-        One in a hundred is captured again alone, before anybody has its states: so each of these that is in a
-        part was compared. Raises QualityError where they differ, and what Capture.fetch raises.
+        One in a hundred is compared with its capture alone before anybody has its states: so each of these
+        that is in a part was compared. Raises QualityError where they differ, and what Capture.fetch raises.
         """
         found = await self._try(sample)
         if found.captured is None and found.reason != _REFUSED:
             _logger.warning(f"{sample.sample_id}: {found.reason}; it is captured once more")
             found = replace(await self._try(sample, again=True), was_retried=True)
-        if found.captured is None or not self.compares(sample):
+        if self._alone is None or not sample.is_compared:
+            return found
+        if found.captured is None:
+            await self._alone.forget(sample)
             return found
         try:
-            alone = await self._fetch(sample, alone=True)
+            alone = await self._alone.captured(sample)
         except SampleRefusedError as error:
             return replace(found, captured=None, reason=_refused(sample, error))
         await asyncio.to_thread(require_same, sample.sample_id, alone, found.captured)
         return replace(found, was_compared=True)
 
     def compares(self, sample: PlannedSample) -> bool:
-        """Whether this sample is to be captured again alone."""
-        return self._compare and sample.is_compared
+        """Whether this sample is captured alone, too."""
+        return self._alone is not None and sample.is_compared
+
+    def expect(self, samples: Iterable[PlannedSample]) -> None:
+        """A shard is reached: what of its samples is compared may be captured alone from now on."""
+        if self._alone is not None:
+            self._alone.expect(samples)
 
     async def _try(self, sample: PlannedSample, *, again: bool = False) -> Outcome:
         try:

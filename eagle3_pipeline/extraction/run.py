@@ -15,13 +15,14 @@ import torch
 
 from eagle3_pipeline.background import Background
 from eagle3_pipeline.durable_files import write_json
+from eagle3_pipeline.extraction.alone import Alone
 from eagle3_pipeline.extraction.capture import Capture
 from eagle3_pipeline.extraction.captured import discard_all, from_files, shards_of_files
 from eagle3_pipeline.extraction.head import Head
 from eagle3_pipeline.extraction.inspection import Fetch, Inspector, from_server
 from eagle3_pipeline.extraction.layer_table import LayerTable
 from eagle3_pipeline.extraction.measurement import SAMPLES_MEASURED, measure
-from eagle3_pipeline.extraction.plan import PlannedSample, planned_shard
+from eagle3_pipeline.extraction.plan import PlannedSample, ShardPlan, planned_shard
 from eagle3_pipeline.extraction.progress import Progress
 from eagle3_pipeline.extraction.proof import SAMPLES, chosen, prove
 from eagle3_pipeline.extraction.quarantine import Quarantine
@@ -44,6 +45,9 @@ _logger = logging.getLogger(__name__)
 
 # Samples on their way for each at the server: others wait for an earlier one, or for their checks.
 _SAMPLES_PER_SLOT = 4
+# Of what may be on its way, for samples that were captured alone and wait to be compared.
+_SHARE_ALONE = 0.25
+_SHARDS_AHEAD = 8  # whose token ids are in memory to find such samples
 _NICE = 10  # still a tenth of a core where the server leaves none idle; three hundredths are needed
 
 
@@ -62,6 +66,9 @@ class ExtractionRun:
         storage = lineage.recipe.storage
         budget = int(storage.max_gib * 2**30) - bytes_below(lineage.folder) if storage.max_gib else None
         self._quarantine = Quarantine(self._settings.max_quarantined_share)
+        self._plans: dict[str, ShardPlan] = {}
+        self._reached = 0
+        """Shards whose work has begun."""
         self._space = SpaceWatch(lineage.folder, int(storage.keep_free_gib * 2**30), budget)
 
     def make(
@@ -127,7 +134,7 @@ class ExtractionRun:
             os.setpriority(os.PRIO_PROCESS, thread, max(own, _NICE))
         slots = self._settings.concurrency
         bounds = Bounds(
-            int(self._settings.staging_gib * 2**30),
+            int(self._settings.staging_gib * 2**30 * (1 - _SHARE_ALONE)),
             _SAMPLES_PER_SLOT * slots,
             self._layout.as_captured.bytes_per_token,
         )
@@ -144,7 +151,10 @@ class ExtractionRun:
             everywhere = from_files(self._lineage, files, fetch) if files or fetch is None else fetch
             if not self._table.is_settled:
                 await measure(await self._some(SAMPLES_MEASURED), everywhere, self._layout, self._table)
-            inspector = Inspector(everywhere, self._layout, self._table, compare=fetch is not None)
+            alone = None if fetch is None else self._alone(fetch, bounds)
+            if alone is not None:
+                stack.push_async_callback(alone.close)
+            inspector = Inspector(everywhere, self._layout, self._table, alone=alone)
             await stream(self._works(), inspector, bounds, Progress(total, self._file), on_finished)
 
     async def _prove(self, fetch: Fetch, log: Path) -> None:
@@ -166,9 +176,21 @@ class ExtractionRun:
                 break
         return samples
 
+    def _alone(self, fetch: Fetch, bounds: Bounds) -> Alone:
+        most_bytes = int(self._settings.staging_gib * 2**30 * _SHARE_ALONE)
+        return Alone(fetch, self._plans_ahead, most_bytes, bounds.bytes_per_token)
+
+    def _plans_ahead(self) -> Iterator[ShardPlan]:
+        """The plans after the shard that is worked on; what is read here is not read again."""
+        for shard in self._missing[self._reached : self._reached + _SHARDS_AHEAD]:
+            if shard not in self._plans:
+                self._plans[shard] = planned_shard(self._lineage, shard)
+            yield self._plans[shard]
+
     def _works(self) -> Iterator[ShardExtraction]:
         for shard in self._missing:
-            plan = planned_shard(self._lineage, shard)
+            plan = self._plans.pop(shard, None) or planned_shard(self._lineage, shard)
+            self._reached += 1
             yield ShardExtraction(
                 self._lineage.hidden_state_shards(shard),
                 plan,

@@ -63,7 +63,7 @@ async def stream(
     the states of a sample depend on what else is at the server are the parts of its shard given up.
     """
     opened: list[ShardExtraction] = []
-    ahead = _Ahead(_jobs(works, opened, progress), inspector, bounds)
+    ahead = _Ahead(_jobs(works, opened, inspector, progress), inspector, bounds)
     try:
         while (first := ahead.take_first()) is not None:
             if first.sample is None or first.task is None:
@@ -125,13 +125,18 @@ class _Ahead:
 
 
 def _jobs(
-    works: Iterable[ShardExtraction], opened: list[ShardExtraction], progress: Progress
+    works: Iterable[ShardExtraction],
+    opened: list[ShardExtraction],
+    inspector: Inspector,
+    progress: Progress,
 ) -> Iterator[tuple[ShardExtraction, PlannedSample | None]]:
     """Each missing sample of each shard, and None where a shard ends."""
     for work in works:
         opened.append(work)
         progress.stand(work.standing)
-        for sample in work.missing:
+        missing = work.missing
+        inspector.expect(missing)
+        for sample in missing:
             yield work, sample
         yield work, None
 

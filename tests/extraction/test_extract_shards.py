@@ -134,7 +134,8 @@ def test_no_more_is_on_its_way_than_the_bytes_of_the_staging(
 ) -> None:
     """Files are captured as bf16, whatever the shard keeps of them."""
     sizes = [len(sample.token_ids) * (len(LAYERS) * HIDDEN * 2 + 9) for sample in _all(0)]
-    staging_gib = (sum(sizes[:5]) - 10) / 2**30
+    # A quarter is for samples that were captured alone and wait to be compared.
+    staging_gib = (sum(sizes[:5]) - 10) / 0.75 / 2**30
     lineage = audit(make_lineage(tmp_path, staging_gib=staging_gib, precision=precision))
     made: list[int] = []
 

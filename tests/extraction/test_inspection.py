@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from eagle3_pipeline.errors import QualityError
+from eagle3_pipeline.extraction.alone import Alone
 from eagle3_pipeline.extraction.capture import Captured, SampleRefusedError
 from eagle3_pipeline.extraction.inspection import Inspector, Outcome, require_same
 from eagle3_pipeline.extraction.layer_table import LayerTable
@@ -46,11 +47,16 @@ class _Server:
 
 
 def _outcome(server: _Server, sample: PlannedSample = OTHER) -> Outcome:
-    return asyncio.run(_inspector(server).outcome(sample))
+    async def expected() -> Outcome:
+        alone = Alone(server, lambda: iter(()), 2**20, 1)
+        inspector = Inspector(server, LAYOUT, LayerTable(LAYOUT.layer_ids), alone=alone)
+        inspector.expect([sample])
+        try:
+            return await inspector.outcome(sample)
+        finally:
+            await alone.close()
 
-
-def _inspector(server: _Server) -> Inspector:
-    return Inspector(server, LAYOUT, LayerTable(LAYOUT.layer_ids))
+    return asyncio.run(expected())
 
 
 def _same(alone: torch.Tensor, among_others: torch.Tensor) -> None:
