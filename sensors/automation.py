@@ -11,6 +11,7 @@ import dagster as dg
 
 from eagle3_pipeline.errors import Eagle3Error
 from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.manifest import MANIFEST_NAME
 from eagle3_pipeline.prompts.revisions import moved
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage
@@ -51,6 +52,8 @@ def new_prompts_sensor(recipe: Recipe, job: "UnresolvedAssetJobDefinition") -> d
             place = lineage.prompts()
             if place.manifest() is not None:
                 return dg.SkipReason(_moved(lineage) or "the prompts are those of their sources")
+            if not list(place.folder.parent.glob(f"*/{MANIFEST_NAME}")):
+                return dg.SkipReason("no prompts were made yet: make them once, and changes are noticed")
         except Eagle3Error as error:
             return dg.SkipReason(f"{type(error).__name__}: {error}")
         if busy := why_busy(context.instance, storage.path, recipe.slug):

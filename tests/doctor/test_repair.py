@@ -1,5 +1,6 @@
 """What the doctor puts right, and what it leaves alone."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def test_what_cannot_be_done_is_a_problem_with_its_reason(
     def refuse(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("eagle3_pipeline.doctor.repair.shutil.rmtree", refuse)
-    (found,) = repair()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        (found,) = repair()
     assert (found.mark, found.advice) == (Mark.PROBLEM, "PermissionError: [Errno 13] Permission denied")

@@ -3,7 +3,6 @@
 What the daemon would run is run here or only reported as made; the conditions are Dagster's own.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import dagster as dg
 import pytest
 
 from eagle3_pipeline.at_work import at_work
+from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.prompts import revisions
 from tests.location.runs import add_run, tick_sensor
 from tests.prompts.world import make_lineage
-from tests.recipes import distinct_prompts, tiny_recipe
+from tests.recipes import distinct_prompts, tiny_recipe, write_prompts
 
 SHARDS = ["tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"]
 PARTITIONED = {"synthetic_samples", "hidden_state_shards"}
@@ -139,6 +139,12 @@ def test_what_follows_the_plan_of_waves_is_left_to_their_sensor(
     assert asked == {"prompts", "synthetic_samples", "sample_audit", "vocabulary_map"}
 
 
+def _make_prompts(lineage: Lineage, **revisions: str) -> None:
+    place = lineage.prompts()
+    place.folder.mkdir(parents=True)
+    place.finish([], {"revisions": revisions})
+
+
 def test_prompts_are_asked_for_once_for_each_content_of_their_sources(
     load, instance, tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,24 +157,24 @@ def test_prompts_are_asked_for_once_for_each_content_of_their_sources(
 
     assert "target_model is not made yet" in str(tick()[1])
     lineage = make_lineage(tmp_path, tiny_llama, count=24)
-    (first,), nothing = tick()
-    assert nothing is None
-    assert tick() == ([first], None)  # Dagster starts one run for a key
-
-    place = lineage.prompts()
-    place.folder.mkdir(parents=True)
-    place.finish([], {"revisions": {}})
+    assert tick() == ([], "no prompts were made yet: make them once, and changes are noticed")
+    _make_prompts(lineage)
     assert tick() == ([], "the prompts are those of their sources")
 
-    rows = distinct_prompts(50, seed=7)
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    write_prompts(tmp_path / "train.jsonl", distinct_prompts(50, seed=7))
     with at_work(lineage.folder):
         assert "have changed, but a step works on tiny" in str(tick()[1])
     run = add_run(instance, "tiny_pipeline", dg.DagsterRunStatus.QUEUED, {"eagle3/pipeline": "tiny"})
     assert f"have changed, but run {run[:8]} of tiny_pipeline is QUEUED" in str(tick()[1])
     instance.delete_run(run)
-    (second,), _ = tick()
-    assert second != first
+    asked, nothing = tick()
+    assert nothing is None
+    assert tick() == (asked, None)  # Dagster starts one run for a key
+    _make_prompts(lineage)
+    assert tick() == ([], "the prompts are those of their sources")
+
+    write_prompts(tmp_path / "train.jsonl", distinct_prompts(50, seed=8))
+    assert tick()[0] not in ([], asked)
     (tmp_path / "train.jsonl").unlink()
     assert "BadInput: no file" in str(tick()[1])
 
@@ -180,9 +186,7 @@ def test_a_dataset_that_has_moved_is_told_of_and_starts_nothing(
     sources = [{"dataset": "some/prompts"}]
     lineage = make_lineage(tmp_path, tiny_llama, count=24, sources=sources)
     definitions = load(tmp_path / "tiny.yaml")
-    place = lineage.prompts()
-    place.folder.mkdir(parents=True)
-    place.finish([], {"revisions": {"some/prompts@main": "first"}})
+    _make_prompts(lineage, **{"some/prompts@main": "first"})
     commits = iter(["first", "second"])
     monkeypatch.setattr(revisions, "resolve_revision", lambda _: next(commits))
     said = [tick_sensor(definitions, instance, "tiny_new_prompts") for _ in range(2)]

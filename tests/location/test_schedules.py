@@ -1,9 +1,14 @@
 """The nightly schedule, ticked by hand."""
 
+import os
 from pathlib import Path
 
 import dagster as dg
+import pytest
 
+from eagle3_pipeline.at_work import at_work
+from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.lineage import Lineage
 from tests.location.runs import add_run, tick_schedule
 from tests.recipes import tiny_recipe
 
@@ -55,3 +60,30 @@ def test_a_free_night_starts_the_job_over_all_its_shards(load, instance) -> None
     assert said.tags["dagster/asset_partition_range_end"] == "smollm2_cpu-p100-s003"
     assert said.tags["eagle3/pipeline"] == "smollm2_cpu"
     assert said.tags.items() >= definitions.resolve_job_def(JOB).tags.items()
+
+
+def test_the_night_is_skipped_while_a_step_works_on_the_recipe_from_wherever_it_was_started(
+    load, instance
+) -> None:
+    definitions = load("smollm2-cpu")
+    with at_work(Path(os.environ["EAGLE3_STORAGE"], "smollm2_cpu")):
+        said = tick_schedule(definitions, instance, NIGHTLY)
+    assert isinstance(said, dg.SkipReason)
+    assert said.skip_message.startswith("a step works on smollm2_cpu, of a run of single assets or from")
+    assert isinstance(tick_schedule(definitions, instance, NIGHTLY), dg.RunRequest)
+
+
+def test_the_night_is_skipped_where_the_draft_is_released_and_not_where_something_is_damaged(
+    load, instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = load("smollm2-cpu")
+    monkeypatch.setattr(Lineage, "released", lambda _: "a manifest")
+    said = tick_schedule(definitions, instance, NIGHTLY)
+    assert isinstance(said, dg.SkipReason)
+    assert said.skip_message == "the draft is released, and nothing that it is made from has changed"
+
+    def damaged(_: Lineage) -> None:
+        raise DamagedFile("a manifest is torn")
+
+    monkeypatch.setattr(Lineage, "released", damaged)
+    assert isinstance(tick_schedule(definitions, instance, NIGHTLY), dg.RunRequest)

@@ -19,11 +19,13 @@ from eagle3_pipeline.recipe import load_recipe
 from tests.fakes.faults import write_control
 from tests.fakes.log import read_log
 from tests.location.conftest import ROOT
-from tests.recipes import tiny_recipe
+from tests.recipes import distinct_prompts, tiny_recipe, write_prompts
 from tests.serving.observe import wait_for
 
 # The sensor of lost runs looks once a minute, and so does what launches them again.
 PATIENCE_S = 400
+# Each of six stages waits for the next tick of the automation, once a minute, and the prompts for five.
+FLOW_S = 1200
 
 
 @pytest.fixture
@@ -101,3 +103,31 @@ def test_after_a_kill_of_everything_the_services_alone_finish_the_run_and_lose_n
     assert (
         sum(lineage.synthetic_samples(one).require().facts["samples"] for one in lineage.recipe.shards) == 24
     )
+
+
+@pytest.mark.soak
+def test_new_prompts_flow_to_a_new_release_by_themselves_once_the_sensors_are_switched_on(
+    home: Path, tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
+    monkeypatch.setenv("EAGLE3_RECIPES", str(recipe))
+    lineage = Lineage(load_recipe(str(recipe), tmp_path), Path(os.environ["EAGLE3_STORAGE"]))
+    _dagster("dagster._daemon", "run")
+    for sensor in ("tiny_new_prompts", "tiny_automation"):
+        assert _dagster("dagster", "sensor", "start", sensor).wait(timeout=120) == 0
+    # Nothing is made merely because sensors run: a person has the target made, and all else follows.
+    target = ["--select", 'key:"tiny/target_model"']
+    argv = [sys.executable, "-W", "ignore", "-m", "dagster", "asset", "materialize", "-f", "definitions.py"]
+    subprocess.run([*argv, *target], cwd=ROOT, check=True, timeout=120, capture_output=True)
+    wait_for(lambda: lineage.released() is not None, FLOW_S)
+
+    first = lineage.released()
+    write_prompts(tmp_path / "train.jsonl", distinct_prompts(48, seed=5))
+    wait_for(lambda: lineage.released() not in (None, first), FLOW_S)
+    with dg.DagsterInstance.get() as instance:
+        wait_for(lambda: all(run.is_finished for run in instance.get_runs()), 60)
+        assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
+        of_prompts = [
+            run for run in instance.get_runs() if run.asset_selection == {dg.AssetKey(["tiny", "prompts"])}
+        ]
+    assert len(of_prompts) == 2  # one for each content
