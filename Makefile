@@ -6,7 +6,7 @@ VENV := .venv/bin
 export PATH := $(CURDIR)/$(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format soak ui lock clean
+.PHONY: help setup demo test lint format soak ui pictures lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ ui: setup  ## the Dagster web UI and daemon on http://127.0.0.1:3000
 	@mkdir -p $(DAGSTER_HOME)
 	@ln -sfn ../dagster.yaml $(DAGSTER_HOME)/dagster.yaml
 	@$(VENV)/dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000
+
+pictures: setup  ## the pictures in docs/, taken of the finished demo (needs chromium)
+	@$(VENV)/python -m scripts.screenshots
 
 lock: setup  ## resolve requirements/lock-*.txt again from pyproject.toml and pins.txt
 	@$(VENV)/python requirements/lock.py

@@ -1,104 +1,99 @@
 """The web UI in a real browser: what a person sees of a finished recipe (`apt-get install chromium`)."""
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from PIL import Image
 
+from scripts.browser import Browser
+from scripts.screenshots import PICTURES, SHOW, take_pictures
+from scripts.web_ui import web_ui
 from tests.recipes import tiny_recipe
 
 pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# The page asks its server again and again; this is how long it may until it is looked at.
-PATIENCE_MS = 30_000
-Look = Callable[[str], str]
+ASSETS = (
+    *("target_model", "prompts", "synthetic_samples", "sample_audit", "hidden_state_shards"),
+    *("vocabulary_map", "draft_checkpoint", "acceptance_report", "released_draft"),
+)
+SHARDS = ("tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002")
 
 
 @pytest.fixture(scope="module")
-def ui(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Iterator[str]:
-    """The address of the web UI beside a finished recipe `tiny`, made on the stand-in of the server."""
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> dict[str, str]:
+    """Where a finished recipe `tiny` is, made on the stand-in of the server: variables of the environment."""
     folder = tmp_path_factory.mktemp("ui")
     recipe = tiny_recipe(folder, tiny_llama, fake=True)
-    state = {name: str(folder / name.lower()) for name in ("DAGSTER_HOME", "EAGLE3_STORAGE")}
-    environment = {**os.environ, **state, "EAGLE3_HOST_STATE": str(folder / "host")}
+    names = ("DAGSTER_HOME", "EAGLE3_STORAGE", "EAGLE3_HOST_STATE")
+    state = {name: str(folder / name.lower()) for name in names}
     run = [sys.executable, "-m", "eagle3_pipeline.cli", "run", "--recipe", str(recipe)]
-    subprocess.run(run, cwd=ROOT, env=environment, check=True, timeout=600)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = [sys.executable, "-W", "ignore", "-m", "dagster_webserver", "-w", str(ROOT / "workspace.yaml")]
-    serve += ["-h", "127.0.0.1", "-p", str(port)]
-    environment["EAGLE3_RECIPES"] = str(recipe)
-    with (folder / "webserver.log").open("wb") as log:
-        server = subprocess.Popen(serve, cwd=ROOT, env=environment, stdout=log, stderr=log)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        _wait(server, address, folder / "webserver.log")
+    subprocess.run(run, cwd=ROOT, env={**os.environ, **state}, check=True, timeout=600)
+    return {**state, "EAGLE3_RECIPES": str(recipe)}
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory: pytest.TempPathFactory, finished: dict[str, str]) -> Iterator[str]:
+    """The address of the web UI beside it."""
+    with web_ui(tmp_path_factory.mktemp("log") / "web_ui.log", finished) as address:
         yield address
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
-
-
-def _wait(server: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            httpx.get(f"{address}/server_info", trust_env=False).raise_for_status()
-        except httpx.HTTPError:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError(f"the web server is not there:\n{log.read_text()}")
 
 
 @pytest.fixture
-def look(ui: str, tmp_path: Path) -> Look:
-    """The page of a path, as the browser has it after its scripts ran; a picture of it lies in tmp_path."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    assert browser is not None, f"none of {BROWSERS} is on the PATH: apt-get install chromium"
-
-    def dom(path: str) -> str:
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        flags += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1600,1100"]
-        flags += [f"--virtual-time-budget={PATIENCE_MS}", f"--screenshot={tmp_path / 'page.png'}"]
-        argv = [browser, *flags, "--dump-dom", f"{ui}{path}"]
-        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout
-
-    return dom
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A page that is still blank."""
+    with Browser(tmp_path / "profile") as page:
+        yield page
 
 
-def test_the_graph_shows_every_asset_of_the_recipe(look: Look) -> None:
-    page = look("/asset-groups")
-    for name in ("target_model", "prompts", "synthetic_samples", "sample_audit", "hidden_state_shards"):
-        assert name in page
-    for name in ("vocabulary_map", "draft_checkpoint", "acceptance_report", "released_draft"):
-        assert name in page
+def test_the_graph_shows_every_asset_of_the_recipe(ui: str, browser: Browser) -> None:
+    browser.open(f"{ui}/asset-groups")
+    browser.wait_for(*ASSETS)
 
 
-def test_each_shard_is_a_partition_with_its_own_status(look: Look) -> None:
-    page = look("/assets/tiny/synthetic_samples?view=partitions")
-    for shard in ("tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"):
-        assert shard in page
+def test_each_shard_is_a_partition_with_its_own_status(ui: str, browser: Browser) -> None:
+    browser.open(f"{ui}/assets/tiny/synthetic_samples?view=partitions")
+    browser.wait_for(*SHARDS, "Materialized")
 
 
-def test_the_report_shows_its_numbers_and_offers_its_plot(look: Look) -> None:
-    page = look("/assets/tiny/acceptance_report?view=overview")
-    assert "acceptance_length" in page
-    assert "acceptance_plot" in page
-    assert "Show Markdown" in page  # a click shows the picture
+def test_the_report_shows_its_numbers_and_its_picture(ui: str, browser: Browser) -> None:
+    browser.open(f"{ui}/assets/tiny/acceptance_report?view=overview")
+    browser.wait_for("acceptance_length", "acceptance_plot", SHOW)
+    before = browser.images()
+    browser.click(SHOW)
+    browser.wait_for("Close")
+    browser.settle()
+    shown = [image for image in browser.images() if image not in before]
+    assert [alt for alt, width, height in shown if width > 300 and height > 150] != []
 
 
-def test_the_run_is_there_with_its_steps(look: Look) -> None:
-    page = look("/runs")
-    assert "tiny_pipeline" in page
+def test_the_run_is_there_with_its_steps(ui: str, browser: Browser) -> None:
+    browser.open(f"{ui}/runs")
+    page = browser.wait_for("tiny_pipeline")
     assert "Success" in page or "Succeeded" in page
+
+
+def test_what_a_page_lacks_is_told_with_what_it_has(ui: str, browser: Browser) -> None:
+    browser.open(f"{ui}/asset-groups")
+    browser.wait_for("target_model")
+    with pytest.raises(TimeoutError, match=r"the page lacks \['no such asset'\][\s\S]*target_model"):
+        browser.wait_for("no such asset", limit=1)
+    with pytest.raises(LookupError, match="nothing on the page reads 'no such button'"):
+        browser.click("no such button")
+
+
+def test_the_script_takes_the_pictures_of_the_guide(
+    finished: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in finished.items():
+        monkeypatch.setenv(name, value)
+    taken = take_pictures(finished["EAGLE3_RECIPES"], tmp_path, Path(finished["DAGSTER_HOME"]))
+    assert [path.stem for path in taken] == list(PICTURES)
+    for path in taken:
+        with Image.open(path) as picture:
+            assert picture.width >= 1000
+            assert len(picture.convert("L").getcolors(256)) > 10, f"{path.name} is blank"

@@ -1,0 +1,28 @@
+"""The pictures of the guide: all are made by the script, all are shown, and none is large."""
+
+import re
+from pathlib import Path
+
+from PIL import Image
+
+from scripts.screenshots import PICTURES
+
+DOCS = Path(__file__).parents[2] / "docs"
+TAKEN = sorted((DOCS / "pictures").iterdir())
+
+
+def test_the_pictures_are_those_that_the_script_takes() -> None:
+    assert {path.name for path in TAKEN} == {f"{name}.png" for name in PICTURES}
+    for path in TAKEN:
+        with Image.open(path) as picture:
+            assert picture.size == PICTURES[path.stem][1:]
+
+
+def test_each_picture_is_shown_on_a_page_with_words_for_who_cannot_see_it() -> None:
+    pages = [path.read_text() for path in DOCS.rglob("*.md")]
+    shown = {Path(link).name for page in pages for _, link in re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", page)}
+    assert shown == {path.name for path in TAKEN}
+
+
+def test_no_picture_is_larger_than_200_kb() -> None:
+    assert {path.name: path.stat().st_size for path in TAKEN if path.stat().st_size > 200_000} == {}
