@@ -43,7 +43,7 @@ def take_pictures(recipe: str, folder: Path, home: Path) -> list[Path]:
         web_ui(Path(scratch) / "web_ui.log", environment) as address,
     ):
         for name, (view, width, height) in PICTURES.items():
-            with Browser(Path(scratch) / name, width, height) as browser:
+            with Browser(width, height) as browser:
                 view(browser, address, lineage)
                 browser.settle()
                 taken.append(_write(browser, folder / f"{name}.png"))
