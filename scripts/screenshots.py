@@ -90,7 +90,7 @@ def _report(browser: Browser, address: str, lineage: Lineage) -> None:
 
 
 PICTURES: dict[str, tuple[Callable[[Browser, str, Lineage], None], int, int]] = {
-    "graph": (_graph, 1440, 560),
+    "graph": (_graph, 1440, 900),
     "run": (_run, 1440, 1000),
     "partitions": (_partitions, 1440, 900),
     "asset": (_asset, 1440, 900),

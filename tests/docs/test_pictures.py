@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
+from scripts.browser import Browser
 from scripts.screenshots import PICTURES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,3 +28,9 @@ def test_each_picture_is_shown_on_a_page_with_words_for_who_cannot_see_it() -> N
 
 def test_no_picture_is_larger_than_200_kb() -> None:
     assert {path.name: path.stat().st_size for path in TAKEN if path.stat().st_size > 200_000} == {}
+
+
+def test_without_chromium_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"chromium.* is on the PATH: apt-get install chromium"):
+        Browser(tmp_path / "profile")
