@@ -14,8 +14,11 @@ _LOCK = "at_work.lock"
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    """Say that a step works in a recipe's folder, which is made; several may, beside each other."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Say that a step works in a recipe's folder; several may, beside each other.
+
+    The folder is made where it is missing, for this user alone: prompts and replies may be private.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / _LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield

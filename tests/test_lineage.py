@@ -192,7 +192,7 @@ def test_a_shard_of_samples_depends_on_its_own_prompts_only(tmp_path: Path, mode
 
 
 def test_no_value_of_the_environment_gets_into_a_manifest(tmp_path: Path, model_folder: Path) -> None:
-    lineage = _lineage(tmp_path, model_folder, server={"common": {"extra_env": {"HF_TOKEN": "hf_secret"}}})
+    lineage = _lineage(tmp_path, model_folder, server={"common": {"extra_env": {"MY_PASS": "hf_secret"}}})
     _made(lineage)
     manifests = [path.read_text() for path in (tmp_path / "storage").rglob("manifest.json")]
     assert manifests

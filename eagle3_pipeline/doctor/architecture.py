@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from eagle3_pipeline.child_environment import without_secrets
 from eagle3_pipeline.doctor.finding import Finding, note, ok, problem
 from eagle3_pipeline.doctor.server_python import python_of
 from eagle3_pipeline.lineage import Lineage
@@ -71,7 +72,7 @@ def _ask(lineage: Lineage, names: list[str]) -> dict[str, Any] | Finding:
     try:
         asked = subprocess.run(
             [python, "-c", _ASK, json.dumps(names)],
-            env={**os.environ, **settings.extra_env, "VLLM_LOGGING_LEVEL": "ERROR"},
+            env={**without_secrets(os.environ), **settings.extra_env, "VLLM_LOGGING_LEVEL": "ERROR"},
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,

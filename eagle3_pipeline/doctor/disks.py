@@ -49,6 +49,15 @@ def storage(lineage: Lineage) -> Iterator[Finding]:
         yield ok(what)
 
 
+def privacy(lineage: Lineage) -> Iterator[Finding]:
+    """Whether others may read what the recipe has made."""
+    if lineage.folder.is_dir() and lineage.folder.stat().st_mode & 0o007:
+        yield note(
+            f"{lineage.folder} is open to all users of this machine, prompts and replies with it",
+            f"If they are private: `chmod 700 {lineage.folder}`.",
+        )
+
+
 def _disk(purpose: str, folder: Path, gib: float, way_out: str) -> Finding:
     existing = _existing(folder)
     free = shutil.disk_usage(existing).free

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from eagle3_pipeline.doctor.architecture import architecture
-from eagle3_pipeline.doctor.disks import disks, storage
+from eagle3_pipeline.doctor.disks import disks, privacy, storage
 from eagle3_pipeline.doctor.finding import Finding, note, problem
 from eagle3_pipeline.doctor.gpus import gpus
 from eagle3_pipeline.doctor.leases import leases
@@ -18,7 +18,7 @@ from eagle3_pipeline.lineage import Lineage
 OF_MACHINE: tuple[Callable[[], Iterable[Finding]], ...] = (gpus, disks, leases, leftovers)
 # The last one takes seconds.
 OF_RECIPE: tuple[Callable[[Lineage], Iterable[Finding]], ...] = (
-    *(partitions, storage, limits, ports, server_python, architecture),
+    *(partitions, storage, privacy, limits, ports, server_python, architecture),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.provenance import fingerprint, git_commit, versions
-from eagle3_pipeline.release.names import target_name, without_secrets_and_paths
+from eagle3_pipeline.release.names import plain, target_name, without_secrets_and_paths
 
 
 def measured(lineage: Lineage) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _base_draft(lineage: Lineage) -> dict[str, str] | None:
     if base is None:
         return None
     content: str = lineage.base_draft().require().facts["model_fingerprint"]
-    return {"name": base.hub_id or str(base.path and base.path.name), "content": content[:12]}
+    return {"name": base.hub_id or plain(base.path.name if base.path else ""), "content": content[:12]}
 
 
 def _machine(partition: tuple[str, ...]) -> dict[str, Any]:

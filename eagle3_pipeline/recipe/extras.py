@@ -11,6 +11,8 @@ and addresses would no longer be those of the recipe:
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from eagle3_pipeline.child_environment import is_secret
+
 TIME_LIMIT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
 """vLLM's own limit on the start of its engine, inside `start_timeout_s`."""
 
@@ -120,6 +122,11 @@ def check_environment(environment: Mapping[str, str], start_timeout_s: float) ->
     for name, instead in _NOT_IN_ENVIRONMENT.items():
         if name in environment:
             raise ValueError(f"extra_env has {name}: {instead}. Remove it")
+    if secrets := sorted(filter(is_secret, environment)):
+        raise ValueError(
+            f"extra_env has {', '.join(secrets)}: a recipe is shown and passed on, so it holds no secret. "
+            "Remove it: servers load folders, and what downloads takes HF_TOKEN from the environment"
+        )
     limit = environment.get(TIME_LIMIT_VARIABLE)
     if limit is None:
         return

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from eagle3_pipeline.recipe.strict import Strict
+from eagle3_pipeline.recipe.strict import HubId, Strict
 
 LayersCounted = Literal["auto", "input", "output"]
 
@@ -15,7 +15,7 @@ class Target(Strict):
 
     path: Path | None = Field(default=None, strict=False)
     """A local model folder (config.json, tokenizer, safetensors)."""
-    hub_id: str | None = None
+    hub_id: HubId | None = None
     """A Hugging Face model id such as `Qwen/Qwen3-8B`."""
     revision: str = "main"
     """Branch, tag or commit of `hub_id`; a commit pins it."""
@@ -37,7 +37,7 @@ class BaseDraft(Strict):
 
     path: Path | None = Field(default=None, strict=False)
     """A local draft folder."""
-    hub_id: str | None = None
+    hub_id: HubId | None = None
     """A Hugging Face model id such as `AQ-MedAI/Kimi-K2-Instruct-eagle3`."""
     revision: str = "main"
     """Branch, tag or commit of `hub_id`; a commit pins it."""

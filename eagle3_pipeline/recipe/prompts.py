@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from eagle3_pipeline.recipe.strict import Share, Strict
+from eagle3_pipeline.recipe.strict import HubId, Share, Strict
 
 
 class PromptSource(Strict):
@@ -13,7 +13,7 @@ class PromptSource(Strict):
 
     path: Path | None = Field(default=None, strict=False)
     """A local .jsonl, .json, .parquet or .csv file, relative to the recipe's folder."""
-    dataset: str | None = None
+    dataset: HubId | None = None
     """A Hugging Face dataset id such as `mlabonne/open-perfectblend`; it is streamed."""
     revision: str = "main"
     """Branch, tag or commit of `dataset`."""

@@ -43,7 +43,7 @@ class Release(Strict):
     `to_base` of at least 1."""
     name: str | None = None
     """Name of the released draft; by default the recipe's name with `-eagle3`."""
-    license: str = "other"
+    license: Annotated[str, Field(pattern=r"^[\w.+-]+$")] = "other"
     """Licence identifier for the model card; the target's licence binds a draft trained on its outputs."""
     folder: Path | None = Field(default=None, strict=False)
     """A folder that gets a copy of each version; none when left out."""

@@ -8,6 +8,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 """A share of a whole: from 0 to 1."""
 
 
+HubId = Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
+"""A model or a dataset of the Hugging Face Hub, such as `owner/name`."""
+
+
 class Strict(BaseModel):
     """Settings that refuse unknown keys and wrong types, and are frozen once read."""
 

@@ -16,7 +16,7 @@ from eagle3_pipeline.lineage import Lineage
 from eagle3_pipeline.recipe.prompts import PromptSource
 from eagle3_pipeline.recipe.settings import Recipe
 from eagle3_pipeline.release.commands import serve_line, sglang_line
-from eagle3_pipeline.release.names import public_name, target_name
+from eagle3_pipeline.release.names import plain, public_name, target_name
 
 
 def model_card(lineage: Lineage, name: str, provenance: dict[str, Any], without_eagle3: str | None) -> str:
@@ -143,14 +143,15 @@ def _training(lineage: Lineage) -> str:
     ]
     if recipe.base_draft is not None:
         base = recipe.base_draft
-        lines.append(f"- starting from {base.hub_id or (base.path and base.path.name)}")
+        lines.append(f"- starting from {base.hub_id or plain(base.path.name if base.path else '')}")
     return "\n".join(lines)
 
 
 def _source_name(source: PromptSource) -> str:
     if source.dataset is None:
-        return f"the file `{source.path and source.path.name}`"
-    return f"`{source.dataset}` ({', '.join(one for one in (source.subset, source.split) if one)})"
+        return f"the file `{plain(source.path.name if source.path else '')}`"
+    parts = ", ".join(plain(one) for one in (source.subset, source.split) if one)
+    return f"`{source.dataset}` ({parts})"
 
 
 def _licence(recipe: Recipe) -> str:

@@ -1,5 +1,6 @@
 """The names that a release has and speaks of: public ones, never a path of this machine."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ def public_name(target: Target) -> str | None:
 
 def target_name(target: Target) -> str:
     """The public name, or the local folder's own name."""
-    return public_name(target) or str(target.path and target.path.name)
+    return public_name(target) or plain(target.path.name if target.path else "")
+
+
+def plain(name: str) -> str:
+    """The name of a file or a folder, without what Markdown or HTML could take for more than a name."""
+    return re.sub(r"[^\w .,+-]", "_", name)
 
 
 def without_secrets_and_paths(value: Any) -> Any:

@@ -179,9 +179,13 @@ class ServerRecord:
 
 
 def read_record(path: Path) -> ServerRecord | None:
-    """The record in a file; None when there is none of this format."""
+    """The record in a file; None when there is none of this format, or one in somebody else's name."""
     try:
-        value = json.loads(path.read_text())
+        with open(path, opener=_no_link) as file:
+            owner = os.fstat(file.fileno()).st_uid
+            value = json.load(file)
+        if owner not in (value["uid"], 0):  # it would have that user's processes ended
+            return None
         if value["format"] != _FORMAT or not value["marker"].isalnum():  # it becomes part of paths
             return None
         if value["stage"] not in get_args(Stage):
@@ -191,6 +195,10 @@ def read_record(path: Path) -> ServerRecord | None:
         return ServerRecord(**{**value, "gpus": tuple(value["gpus"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def all_records() -> Iterator[ServerRecord]:

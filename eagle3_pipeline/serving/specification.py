@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle3_pipeline
+from eagle3_pipeline.child_environment import without_secrets
 from eagle3_pipeline.durable_files import sha256_of_file
 from eagle3_pipeline.errors import MissingInput
 from eagle3_pipeline.known_vllm import RUNNER_VARIABLE, UNLISTED_VARIABLE, require_known, runner_choice
@@ -218,6 +219,7 @@ def vllm_version(python: str) -> str:
     try:
         asked = subprocess.run(
             [python, "-c", _ASK_VERSION],
+            env=without_secrets(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from eagle3_pipeline.child_environment import without_secrets
 from eagle3_pipeline.errors import ServerRefused, ServerStopped
-from eagle3_pipeline.hub import without_token
 from eagle3_pipeline.serving.gpu_memory import require_memory
 from eagle3_pipeline.serving.process import MARKER_VARIABLE, ProcessIdentity, describe, start_process
 from eagle3_pipeline.serving.record import ServerRecord, new_record
@@ -63,7 +63,7 @@ def start_server(spec: ServerSpec, gpus: tuple[str, ...], log_folder: Path) -> S
 def watch_server(record: ServerRecord) -> ServerRecord:
     """Start a watcher for the server of a record of this user; the record with it in, written."""
     argv = (sys.executable, "-m", "eagle3_pipeline.serving.watcher", str(record.path))
-    env = without_token(os.environ)
+    env = without_secrets(os.environ)
     if (path := import_path()) is not None:
         env["PYTHONPATH"] = path
     log = Path(record.log).with_suffix(".watcher.log")
@@ -74,8 +74,8 @@ def watch_server(record: ServerRecord) -> ServerRecord:
 
 def _run(spec: ServerSpec, record: ServerRecord) -> ProcessIdentity:
     record.scratch.mkdir(mode=0o700)
-    # A key of the user's shell would lock out our own requests; the server listens on the loopback only.
-    inherited = {name: value for name, value in without_token(os.environ).items() if name != "VLLM_API_KEY"}
+    # VLLM_API_KEY is a secret, too: it would lock out our own requests; the server is on the loopback only.
+    inherited = without_secrets(os.environ)
     env = {**_scratch(record.scratch), **inherited, SOCKETS_VARIABLE: str(record.scratch)}
     env |= {**spec.env, MARKER_VARIABLE: record.marker}
     argv = (*spec.argv, "--port", str(record.port))

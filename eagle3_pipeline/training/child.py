@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from eagle3_pipeline.child_environment import without_secrets
 from eagle3_pipeline.durable_files import write_atomic
 from eagle3_pipeline.errors import Eagle3Error
-from eagle3_pipeline.hub import without_token
 from eagle3_pipeline.training.events import JUDGEMENTS, MARK, Listener, describe, error_of, parse
 from eagle3_pipeline.training.plan import TrainingPlan
 
@@ -136,7 +136,7 @@ def _environment(plan: TrainingPlan) -> dict[str, str]:
     quiet = {"OMP_WAIT_POLICY": "PASSIVE", "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
     if plan.processes > 1:  # without the advice of C++ that no unused parameters were found, see group.py
         quiet |= {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**quiet, **without_token(os.environ), "PYTHONPATH": os.pathsep.join(paths), **visible}
+    return {**quiet, **without_secrets(os.environ), "PYTHONPATH": os.pathsep.join(paths), **visible}
 
 
 def _record(path: Path, event: dict[str, Any]) -> None:

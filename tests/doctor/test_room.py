@@ -147,3 +147,12 @@ def test_locked_memory_matters_only_where_several_gpus_talk(
     assert (on_cpu.mark, on_cpu.what) == (Mark.OK, "locked memory: 8 MiB")
     two = make_lineage(partitions={"generation": "0-1"}, server={"generation": {"data_parallel": 2}})
     assert list(limits.limits(two))[-1].mark == Mark.NOTE
+
+
+def test_a_folder_of_prompts_and_replies_that_all_may_read_is_a_note(make_lineage: LineageMaker) -> None:
+    lineage = make_lineage()
+    lineage.folder.mkdir(mode=0o700, parents=True)
+    assert not list(disks.privacy(lineage))
+    lineage.folder.chmod(0o755)
+    (found,) = disks.privacy(lineage)
+    assert (found.mark, found.advice) == (Mark.NOTE, f"If they are private: `chmod 700 {lineage.folder}`.")

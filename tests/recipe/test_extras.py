@@ -154,3 +154,12 @@ def test_extraction_has_one_stage(block: dict[str, Any]) -> None:
     ):
         Servers.model_validate(block)
     Servers.model_validate({"common": {"pipeline_parallel": 2}, "extraction": {"pipeline_parallel": 1}})
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "MY_PASSWORD", "SOME_API_KEY"])
+def test_a_secret_is_no_part_of_a_recipe(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"extra_env has {name}: a recipe is shown .* holds no secret"
+    ) as said:
+        check_environment({name: "geheim", "A": "b"}, 900)
+    assert "geheim" not in str(said.value)

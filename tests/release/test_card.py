@@ -198,3 +198,33 @@ def test_the_lineage_has_fingerprint_and_content_of_every_thing(tmp_path: Path) 
     made = lineage.draft_checkpoint().require()
     row = f"| draft_checkpoint | `{made.fingerprint[:12]}` | `{made.digest[:12]}` |"
     assert row in of(lineage)
+
+
+def test_names_of_files_and_folders_are_never_markup(tmp_path: Path) -> None:
+    evil = "`<script>alert(1)<script> ![x](x.png) | [a](javascript)\n# evil"
+    source = tmp_path / f"{evil}.jsonl"
+    source.write_text("{}\n")
+    text = card(
+        tmp_path,
+        prompts={"sources": [{"path": str(source)}], "count": 4, "per_shard": 2},
+        target={"path": f"/models/{evil}"},
+        base_draft={"path": f"/drafts/{evil}"},
+    )
+    assert text.count("evil") >= 3
+    for markup in ("<script", "![", "[a]", "# evil", "`_", "(x.png)"):
+        assert markup not in text, markup
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("release", {"license": "mit`\n# no"}),
+        ("target", {"hub_id": "an-owner/<script>"}),
+        ("prompts", {"sources": [{"dataset": "a/![x](y)"}], "count": 16, "per_shard": 8}),
+    ],
+)
+def test_what_names_a_model_a_dataset_or_a_licence_is_no_more_than_that(
+    tmp_path: Path, section: str, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="String should match pattern"):
+        recipe(tmp_path, **{section: values})

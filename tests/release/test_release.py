@@ -240,7 +240,7 @@ def test_a_release_without_a_report_names_the_step_that_is_missing(tmp_path: Pat
 
 def test_nothing_that_is_released_names_a_folder_of_this_machine_or_a_secret(tmp_path: Path) -> None:
     server = {"common": {"extra_args": ["--download-dir", "/mnt/cache", "--hf-token=geheim"]}}
-    server["evaluation"] = {"extra_env": {"HF_TOKEN": "geheim"}}  # type: ignore[dict-item]
+    server["evaluation"] = {"extra_env": {"MY_PASS": "geheim"}}  # type: ignore[dict-item]
     settings = {"folder": "/mnt/shared", "publish": {"hub_id": "me/a-draft"}}
     lineage = ready(tmp_path, base_draft=BASE, server=server, release=settings)
     release_draft(lineage)
