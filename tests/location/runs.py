@@ -1,6 +1,8 @@
-"""Runs that never ran, for tests of what looks at runs."""
+"""Runs for tests: made in this process, and such as never ran, for what looks at runs."""
 
+import os
 import uuid
+from pathlib import Path
 
 import dagster as dg
 from dagster._core.remote_origin import (
@@ -8,6 +10,35 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import load_recipe
+
+SHARDS = ["tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"]
+"""The partitions of a recipe of `tiny_recipe`."""
+
+
+def run_assets(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    *names: str,
+    shards: tuple[str, str] = (SHARDS[0], SHARDS[-1]),
+) -> dg.ExecuteInProcessResult:
+    """Run the named assets of `tiny` in this process, over all shards or from one to another."""
+    chosen = [dg.AssetKey(["tiny", name]) for name in names]
+    bounds = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+    job = definitions.resolve_job_def("tiny_pipeline")
+    return job.execute_in_process(
+        instance=instance,
+        asset_selection=chosen,
+        tags=dict(zip(bounds, shards, strict=True)),
+        raise_on_error=False,
+    )
+
+
+def lineage_of(recipe: Path) -> Lineage:
+    """The lineage of a recipe in the test's own storage."""
+    return Lineage(load_recipe(str(recipe), recipe.parent), Path(os.environ["EAGLE3_STORAGE"]))
 
 
 def add_run(
