@@ -39,7 +39,15 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
             manifest = evaluate_draft(lineage, partial(servers.evaluation, lineage))
             place, judged = lineage.acceptance_report(), check_report(manifest.facts)
             page = dg.MetadataValue.path(place.folder / PAGE_NAME)
-            return outcome(place, manifest, *judged, page=page, **_pictures(manifest), **_tables(manifest))
+            return outcome(
+                place,
+                manifest,
+                *judged,
+                page=page,
+                **_pictures(manifest),
+                **_tables(manifest),
+                **_numbers(manifest),
+            )
 
     return acceptance_report
 
@@ -50,6 +58,13 @@ def _pictures(manifest: Manifest) -> dict[str, Any]:
         "speedup_plot": (speedup_picture(manifest.facts), "speed-up by set"),
     }
     return {name: dg.MetadataValue.md(markdown_image(png, alt)) for name, (png, alt) in drawn.items()}
+
+
+def _numbers(manifest: Manifest) -> dict[str, float]:
+    """What the facts have in lists and by set, as numbers that Dagster draws over time."""
+    facts = manifest.facts
+    by_position = {f"acceptance_{k}": share for k, share in enumerate(facts["acceptance_by_position"], 1)}
+    return by_position | {f"speedup/{name}": one["speedup"] for name, one in facts["sets"].items()}
 
 
 def _tables(manifest: Manifest) -> dict[str, Any]:

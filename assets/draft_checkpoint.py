@@ -47,7 +47,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
             if isinstance(made, TurnRecord):
                 return _outcome_of_turn(made, place, judged)
             rows = table(draft_made_from(lineage))
-            return outcome(place, made, *judged, made_from=rows, **_pictures(made))
+            return outcome(place, made, *judged, made_from=rows, **_pictures(made), **_numbers(made))
 
     return draft_checkpoint
 
@@ -90,7 +90,7 @@ def _pictures(manifest: Manifest) -> dict[str, Any]:
     drawn = {
         "loss_plot": lines(loss["steps"], {"loss": loss["loss"]}, "Training loss", "step"),
         "acceptance_plot": lines(
-            held_out["epochs"], {length: held_out[length]}, "Acceptance length on held-out samples", "epoch"
+            held_out["steps"], {length: held_out[length]}, "Acceptance length on held-out samples", "step"
         ),
         "position_plot": bars(by_position, "Simulated acceptance by position", "position"),
     }
@@ -102,6 +102,12 @@ def _pictures(manifest: Manifest) -> dict[str, Any]:
     images = {name: markdown_image(png, name.replace("_", " ")) for name, png in drawn.items()}
     pictures: dict[str, Any] = {name: dg.MetadataValue.md(image) for name, image in images.items()}
     return pictures | ({"sweep": _table(rows)} if rows else {})
+
+
+def _numbers(manifest: Manifest) -> dict[str, float]:
+    """What the facts have in a list, as numbers that Dagster draws over time."""
+    shares = manifest.facts["simulated_acceptance_by_position"]
+    return {f"simulated_acceptance_{k}": share for k, share in enumerate(shares, 1)}
 
 
 def _table(rows: list[dict[str, Any]]) -> dg.TableMetadataValue:

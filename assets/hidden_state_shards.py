@@ -1,5 +1,7 @@
 """hidden_state_shards: what the target computed on the samples, the input of training."""
 
+from typing import Any
+
 import dagster as dg
 
 from assets.checks import check_states, checks_of
@@ -7,6 +9,9 @@ from assets.identity import identity, shard_partitions, shards_of
 from assets.outcome import announce, range_outcome
 from assets.step import RETRIES, step
 from eagle3_pipeline.extraction.extraction import extract_shards
+from eagle3_pipeline.extraction.scales import scales_of
+from eagle3_pipeline.manifest import Manifest
+from eagle3_pipeline.plots import bars, markdown_image
 from eagle3_pipeline.recipe import Recipe
 from resources import Storage, VllmServers
 
@@ -30,10 +35,20 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         is checked; what fails twice is quarantined and counted. The last layer must mean what was recorded.
         """
         lineage = storage.lineage(recipe)
-        on_shard = announce(context, recipe, lineage.hidden_state_shards)
+        on_shard = announce(context, recipe, lineage.hidden_state_shards, _scales)
         with step(lineage):
             shards = shards_of(context, recipe)
             made = extract_shards(lineage, shards, servers.extraction(lineage), on_shard)
             return range_outcome(made, *check_states(recipe, made))
 
     return hidden_state_shards
+
+
+def _scales(manifest: Manifest) -> dict[str, Any]:
+    """The scale of each layer as a number that Dagster draws by shard, and of all layers as a picture."""
+    if not (scales := scales_of(manifest.facts)):
+        return {}
+    labels = [str(layer) for layer in scales]
+    image = bars(list(scales.values()), "Scale of the states: log of their RMS", "layer", labels=labels)
+    numbers = {f"log_scale_of_layer_{layer}": scale for layer, scale in scales.items()}
+    return {**numbers, "scale_plot": dg.MetadataValue.md(markdown_image(image, "scale by layer"))}

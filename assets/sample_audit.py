@@ -10,7 +10,7 @@ from assets.outcome import metadata
 from assets.step import step
 from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.manifest import Manifest
-from eagle3_pipeline.plots import histogram, markdown_image
+from eagle3_pipeline.plots import dots, histogram, markdown_image
 from eagle3_pipeline.recipe import Recipe
 from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
 from resources import Storage, VllmServers
@@ -52,7 +52,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
                 raise
             for name in servers.release_generation(lineage):
                 context.log.info(f"stopped {name}: its samples are complete and extraction needs its GPUs")
-            pictures = _pictures(manifest, shards_of_audit(lineage))
+            pictures = _pictures(recipe, manifest, shards_of_audit(lineage))
         values = {**metadata(manifest, lineage.sample_audit().folder), **pictures}
         return dg.MaterializeResult(
             metadata=values,
@@ -73,14 +73,19 @@ def _version(recipe: Recipe, manifest: Manifest) -> dg.DataVersion:
     return dg.DataVersion(f"passed-layers-{layers}-{form}-waves-{waves}-passes-{passes}")
 
 
-def _pictures(manifest: Manifest, shards: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _pictures(recipe: Recipe, manifest: Manifest, shards: dict[str, dict[str, Any]]) -> dict[str, Any]:
     rows = [
         {"shard": shard, **{title: facts[name] for title, name in _COLUMNS.items() if name in facts}}
         for shard, facts in shards.items()
     ]
     lengths = manifest.facts["completion_lengths"]
     image = histogram(lengths["edges"], lengths["counts"], "Completion lengths, all shards", "tokens")
+    truncated = [facts["truncated_share"] for facts in shards.values()]
+    bound = recipe.generation.max_truncated_share
+    by_shard = dots(truncated, "Share of truncated samples, by shard", "shard", bound=bound)
     return {
         "quality_by_shard": dg.MetadataValue.table([dg.TableRecord(row) for row in rows]),
         "completion_length_plot": dg.MetadataValue.md(markdown_image(image, "completion lengths")),
+        "truncated_share_plot": dg.MetadataValue.md(markdown_image(by_shard, "truncated share by shard")),
+        "truncated_share_of_worst_shard": max(truncated, default=0.0),
     }

@@ -37,7 +37,7 @@ def build(recipe: Recipe) -> dg.AssetsDefinition:
         is kept full across their borders. A killed run goes on with exactly the missing samples.
         """
         lineage = storage.lineage(recipe)
-        on_shard = announce(context, recipe, lineage.synthetic_samples, _pictures)
+        on_shard = announce(context, recipe, lineage.synthetic_samples, _shown)
         on_pulse = observe(context, asset_key(recipe, name))
         with step(lineage):
             shards = shards_of(context, recipe)
@@ -55,6 +55,12 @@ def _columns() -> dg.TableSchema:
         dg.TableColumn(one.name, one.type, one.meaning, constraints=never_null) for one in sample_columns()
     ]
     return dg.TableSchema(columns=columns)
+
+
+def _shown(manifest: Manifest) -> dict[str, Any]:
+    """The pictures, and the share of truncated samples as a number that Dagster draws by shard."""
+    truncated = manifest.facts["truncated"] / max(manifest.facts["samples"], 1)
+    return {"truncated_share": round(truncated, 4), **_pictures(manifest)}
 
 
 def _pictures(manifest: Manifest) -> dict[str, Any]:

@@ -53,13 +53,38 @@ def histogram(edges: Sequence[float], counts: Sequence[float], title: str, x_lab
     return _picture(figure)
 
 
-def bars(values: Sequence[float], title: str, x_label: str) -> bytes:
-    """One bar per position, counted from 1, with its value written above: the acceptance at each position."""
-    return grouped_bars({"": values}, title, x_label)
+def bars(values: Sequence[float], title: str, x_label: str, *, labels: Sequence[str] | None = None) -> bytes:
+    """One bar per position, counted from 1 or with a label each, and its value written above it."""
+    return grouped_bars({"": values}, title, x_label, labels=labels)
 
 
-def grouped_bars(series: Mapping[str, Sequence[float]], title: str, x_label: str, look: Look = CARD) -> bytes:
-    """Bars of several names side by side at each position, counted from 1, each with its value above."""
+def dots(values: Sequence[float], title: str, x_label: str, *, bound: float) -> bytes:
+    """A dot for each of up to thousands of values, counted from 0, with a dashed line at their bound."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _card(title, x_label)
+    if not values:
+        _say_empty(axes)
+        return _picture(figure)
+    axes.plot(range(len(values)), values, "o", color=CARD.colours[0], markersize=4)
+    axes.axhline(bound, color=CARD.ink, linewidth=0.8, linestyle="--", label="bound")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(0, 1.15 * max(*values, bound, 1e-3))
+    axes.legend(frameon=False, fontsize=8, labelcolor=CARD.ink)
+    return _picture(figure)
+
+
+def grouped_bars(
+    series: Mapping[str, Sequence[float]],
+    title: str,
+    x_label: str,
+    look: Look = CARD,
+    labels: Sequence[str] | None = None,
+) -> bytes:
+    """Bars of several names side by side at each position, each with its value above.
+
+    The positions are counted from 1 where they have no `labels`.
+    """
     figure, axes = _card(title, x_label, look)
     width = 0.6 if len(series) < 2 else 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
@@ -69,7 +94,7 @@ def grouped_bars(series: Mapping[str, Sequence[float]], title: str, x_label: str
         drawn = axes.bar(places, values, width=0.95 * width, color=colour, label=name)
         axes.bar_label(drawn, fmt="%.3g", color=look.ink, fontsize=8, padding=2)
     if most := max(map(len, series.values()), default=0):
-        axes.set_xticks(range(1, most + 1))
+        axes.set_xticks(range(1, most + 1), labels=labels)
         axes.margins(y=0.15)
     else:
         _say_empty(axes, look)

@@ -29,6 +29,7 @@ import torch
 
 from eagle3_pipeline.durable_files import write_json
 from eagle3_pipeline.errors import DamagedFile
+from eagle3_pipeline.extraction.scales import scale_name
 
 _logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class LayerTable:
 
     def _name(self, place: int) -> str:
         if place < len(self.layers):
-            return f"the log scale of layer {self.layers[place]}"
+            return scale_name(self.layers[place])
         first = place - len(self.layers)
         return f"the cosine of layers {self.layers[first]} and {self.layers[first + 1]}"
 

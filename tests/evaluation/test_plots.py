@@ -15,6 +15,7 @@ from eagle3_pipeline.plots import (
     Look,
     bars,
     data_uri,
+    dots,
     grouped_bars,
     histogram,
     lines,
@@ -29,6 +30,8 @@ def test_each_plot_is_a_png() -> None:
     pictures = [
         histogram([0, 10, 20], [3, 4], "Completion lengths", "tokens"),
         bars([0.4, 0.2, 0.1], "Acceptance by position", "speculated token"),
+        bars([1.0, -0.5], "Scale by layer", "layer", labels=["2", "30"]),
+        dots([0.1, 0.4, 0.0], "Truncated share by shard", "shard", bound=0.3),
         grouped_bars({"draft": [0.4, 0.2], "base draft": [0.3, 0.1]}, "Acceptance", "speculated token"),
         ratios({"gsm8k": (1.1, 1.2, 1.3), "all": (0.9, 1.0, 1.1)}, "Speed-up", "x"),
         lines([1, 2, 3], {"loss": [3.0, float("nan"), 1.0], "other": [1, 2, 3]}, "Loss", "step"),
@@ -41,6 +44,8 @@ def test_each_plot_is_a_png() -> None:
     [
         lambda: histogram([0, 1], [0], "t", "x"),
         lambda: bars([], "t", "x"),
+        lambda: dots([], "t", "x", bound=0.5),
+        lambda: dots([0.0], "t", "x", bound=0.0),
         lambda: grouped_bars({}, "t", "x"),
         lambda: grouped_bars({"a": [0.1, 0.2], "b": [0.3]}, "t", "x"),
         lambda: ratios({}, "t", "x"),
@@ -50,7 +55,8 @@ def test_each_plot_is_a_png() -> None:
         lambda: lines([1], {"a": [1.0]}, "costs $5 and $6", "x"),
     ],
     ids=[
-        *("histogram", "bars", "no groups", "uneven groups", "no ratios", "no spread"),
+        *("histogram", "bars", "no dots", "one dot at nothing", "no groups", "uneven groups"),
+        *("no ratios", "no spread"),
         *("no lines", "nan", "one point and dollars"),
     ],
 )
@@ -68,6 +74,30 @@ def test_the_card_is_white_so_that_it_reads_in_dark_mode() -> None:
 
     pixels: Any = imread(io.BytesIO(bars([1.0], "t", "x")))
     assert pixels[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb`, as WCAG 2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, other: str) -> float:
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("look", "background"),
+    [(CARD, CARD.card), (LIGHT, "#ffffff"), (DARK, "#1f1f1f")],
+    ids=["card", "light", "dark"],
+)
+def test_writing_and_the_first_lines_stand_out_from_what_is_behind_them(look: Look, background: str) -> None:
+    """WCAG 2 asks for 4.5 of writing and 3 of graphics; no picture of ours has more than three names."""
+    assert _contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert _contrast(look.ink, background) > 4.5
+    assert min(_contrast(colour, background) for colour in look.colours[:3]) > 3
 
 
 @pytest.mark.parametrize("look", [LIGHT, DARK], ids=["light", "dark"])

@@ -1,7 +1,8 @@
-"""Runs that never ran, for tests of what looks at runs, and ticks of what starts them."""
+"""Runs for tests: made in this process, or such as never ran; and ticks of what starts them."""
 
 import os
 import uuid
+from pathlib import Path
 
 import dagster as dg
 from dagster._core.definitions.sensor_definition import SensorExecutionData
@@ -11,7 +12,35 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 
+from eagle3_pipeline.lineage import Lineage
+from eagle3_pipeline.recipe import load_recipe
 from resources import Storage
+
+SHARDS = ["tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"]
+"""The partitions of a recipe of `tiny_recipe`."""
+
+
+def run_assets(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    *names: str,
+    shards: tuple[str, str] = (SHARDS[0], SHARDS[-1]),
+) -> dg.ExecuteInProcessResult:
+    """Run the named assets of `tiny` in this process, over all shards or from one to another."""
+    chosen = [dg.AssetKey(["tiny", name]) for name in names]
+    bounds = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+    job = definitions.resolve_job_def("tiny_pipeline")
+    return job.execute_in_process(
+        instance=instance,
+        asset_selection=chosen,
+        tags=dict(zip(bounds, shards, strict=True)),
+        raise_on_error=False,
+    )
+
+
+def lineage_of(recipe: Path) -> Lineage:
+    """The lineage of a recipe in the test's own storage."""
+    return Lineage(load_recipe(str(recipe), recipe.parent), Path(os.environ["EAGLE3_STORAGE"]))
 
 
 def _storage() -> Storage:

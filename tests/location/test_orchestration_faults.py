@@ -13,18 +13,15 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 import psutil
 import pytest
-from starlette.testclient import TestClient
 
 from eagle3_pipeline.journal import read_journal
 from eagle3_pipeline.lineage import Lineage
-from eagle3_pipeline.recipe import load_recipe
 from eagle3_pipeline.samples import read_samples
 from eagle3_pipeline.serving.lease import holders
 from eagle3_pipeline.serving.process import find_family
@@ -33,24 +30,15 @@ from eagle3_pipeline.serving.server import stop_servers
 from eagle3_pipeline.training.child import run_process
 from eagle3_pipeline.training.plan import TrainingPlan
 from tests.fakes.faults import write_control
-from tests.location.runs import tick_schedule
+from tests.location.runs import SHARDS, lineage_of, run_assets, tick_schedule
+from tests.location.web_ui import terminate_at
 from tests.recipes import tiny_recipe
 from tests.serving.observe import wait_for
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
-SHARDS = ["tiny-p8-s000", "tiny-p8-s001", "tiny-p8-s002"]
 SAMPLES = dg.AssetKey(["tiny", "synthetic_samples"])
-DRAFT = dg.AssetKey(["tiny", "draft_checkpoint"])
 UP_TO_SAMPLES = ("target_model", "prompts", "synthetic_samples")
-
-_LAUNCH = """
-mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
-    __typename ... on LaunchRunSuccess { run { runId } } } }
-"""
-_TERMINATE = """
-mutation ($run: String!) { terminateRun(runId: $run, terminatePolicy: SAFE_TERMINATE) { __typename } }
-"""
 
 
 @pytest.fixture
@@ -75,28 +63,6 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _run(
-    definitions: dg.Definitions,
-    instance: dg.DagsterInstance,
-    *names: str,
-    shards: tuple[str, str] = (SHARDS[0], SHARDS[-1]),
-) -> dg.ExecuteInProcessResult:
-    """Run the named assets of `tiny` in this process, over all shards or from one to another."""
-    chosen = [dg.AssetKey(["tiny", name]) for name in names]
-    bounds = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
-    job = definitions.resolve_job_def("tiny_pipeline")
-    return job.execute_in_process(
-        instance=instance,
-        asset_selection=chosen,
-        tags=dict(zip(bounds, shards, strict=True)),
-        raise_on_error=False,
-    )
-
-
-def _lineage(recipe: Path) -> Lineage:
-    return Lineage(load_recipe(str(recipe), recipe.parent), Path(os.environ["EAGLE3_STORAGE"]))
 
 
 def _sample_ids(lineage: Lineage) -> list[str]:
@@ -127,82 +93,6 @@ def _partitions(instance: dg.DagsterInstance, definitions: dg.Definitions) -> li
     return [status.value if (status := found[shard]) else "none" for shard in SHARDS]
 
 
-def _started_pid(instance: dg.DagsterInstance, run_id: str) -> int:
-    """The pid of the run's process, once it has told it."""
-    found: list[int] = []
-
-    def told() -> bool:
-        logs = instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
-        found.extend(int(one) for entry in logs for one in re.findall(r"run \(pid: (\d+)\)", entry.message))
-        return bool(found)
-
-    wait_for(told, 60)
-    return found[0]
-
-
-class _WebUi:
-    """The web UI's server and the code server behind it, as `dagster dev` has them."""
-
-    def __init__(self, instance: dg.DagsterInstance, context: object, client: TestClient) -> None:
-        self._instance, self._context, self._client = instance, context, client
-
-    def launch(self, *names: str) -> str:
-        """Launch assets of the pipeline; what the daemon does with a queued run is done at once."""
-        selector = {
-            "repositoryLocationName": "eagle3",
-            "repositoryName": "__repository__",
-            "jobName": "tiny_pipeline",
-            "assetSelection": [{"path": ["tiny", name]} for name in names],
-        }
-        run_id = self._ask(_LAUNCH, params={"selector": selector})["launchRun"]["run"]["runId"]
-        self._instance.launch_run(run_id, self._context.create_request_context())
-        return run_id
-
-    def terminate(self, run_id: str) -> None:
-        """What the button does."""
-        answer = self._ask(_TERMINATE, run=run_id)
-        assert answer["terminateRun"]["__typename"] == "TerminateRunSuccess"
-
-    def _ask(self, query: str, **variables: object) -> dict:
-        answer = self._client.post("/graphql", json={"query": query, "variables": variables}).json()
-        assert "errors" not in answer, answer
-        return answer["data"]
-
-
-@contextmanager
-def _web_ui(instance: dg.DagsterInstance, recipe: Path) -> Iterator[_WebUi]:
-    from dagster._core.workspace.context import WorkspaceProcessContext
-    from dagster._core.workspace.load_target import WorkspaceFileTarget
-    from dagster_webserver.app import create_app_from_workspace_process_context
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EAGLE3_RECIPES", str(recipe))
-        target = WorkspaceFileTarget([str(ROOT / "workspace.yaml")])
-        with WorkspaceProcessContext(instance, target) as context:
-            yield _WebUi(instance, context, TestClient(create_app_from_workspace_process_context(context)))
-
-
-def _terminate_at(
-    instance: dg.DagsterInstance, recipe: Path, asset: str, reached: Callable[[], bool]
-) -> list[psutil.Process]:
-    """Cancel a run of one asset in the web UI when a point is reached; the processes it had until then.
-
-    Checked is what holds for every asset: the run is cancelled, and no step is tried again.
-    """
-    with _web_ui(instance, recipe) as ui:
-        run_id = ui.launch(asset)
-        process = psutil.Process(_started_pid(instance, run_id))
-        wait_for(reached, 60)
-        tree = [process, *process.children(recursive=True)]
-        ui.terminate(run_id)
-        wait_for(lambda: instance.get_run_by_id(run_id).is_finished, 30)
-    assert instance.get_run_by_id(run_id).status == dg.DagsterRunStatus.CANCELED
-    assert not instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_UP_FOR_RETRY)
-    assert not instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_RESTARTED)
-    assert len(tree) > 2
-    return tree
-
-
 def test_a_run_killed_with_its_machine_is_told_to_dagster_and_the_night_and_the_next_run_go_on(
     load, start, tmp_path, tiny_llama, requests_sent, monkeypatch
 ) -> None:
@@ -217,7 +107,7 @@ def test_a_run_killed_with_its_machine_is_told_to_dagster_and_the_night_and_the_
         def tick() -> object:
             return tick_schedule(definitions, instance, "tiny_nightly")
 
-        wait_for(lambda: requests_sent(CHAT) >= 12 and _kept(_lineage(recipe)) > 0, 60)
+        wait_for(lambda: requests_sent(CHAT) >= 12 and _kept(lineage_of(recipe)) > 0, 60)
         (run,) = instance.get_runs()
         assert isinstance(tick(), dg.SkipReason)
         os.killpg(process.pid, signal.SIGKILL)
@@ -232,10 +122,10 @@ def test_a_run_killed_with_its_machine_is_told_to_dagster_and_the_night_and_the_
         assert not holders(())
         (server,) = all_records()
         assert server.state() == "ready"
-        lineage = _lineage(recipe)
+        lineage = lineage_of(recipe)
         sent, kept = requests_sent(CHAT), _kept(lineage)
         assert 0 < kept < 24
-        assert _run(definitions, instance, *UP_TO_SAMPLES).success
+        assert run_assets(definitions, instance, *UP_TO_SAMPLES).success
         assert requests_sent(CHAT) - sent == 24 - kept
         assert [one.process for one in all_records()] == [server.process]
 
@@ -245,12 +135,12 @@ def test_a_cancelled_generation_leaves_its_server_alone_and_what_was_answered_an
 ) -> None:
     """The first shard was made before: its partition stays what it is."""
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    definitions, lineage = load(recipe), _lineage(recipe)
+    definitions, lineage = load(recipe), lineage_of(recipe)
     control = tmp_path / "control.json"
     monkeypatch.setenv("FAKE_CONTROL", str(control))
-    assert _run(definitions, instance, *UP_TO_SAMPLES, shards=(SHARDS[0], SHARDS[0])).success
+    assert run_assets(definitions, instance, *UP_TO_SAMPLES, shards=(SHARDS[0], SHARDS[0])).success
     write_control(control, seconds_per_token=0.15)
-    tree = _terminate_at(instance, recipe, "synthetic_samples", lambda: _kept(lineage) > 8)
+    tree = terminate_at(instance, recipe, "synthetic_samples", lambda: _kept(lineage) > 8)
     write_control(control)
     (server,) = all_records()
     spared = {one.pid for one in [*find_family(server.process, server.marker), server.watcher]}
@@ -262,7 +152,7 @@ def test_a_cancelled_generation_leaves_its_server_alone_and_what_was_answered_an
 
     sent, kept = requests_sent(CHAT), _kept(lineage)
     assert 8 < kept < 24
-    assert _run(definitions, instance, "synthetic_samples").success
+    assert run_assets(definitions, instance, "synthetic_samples").success
     assert requests_sent(CHAT) - sent == 24 - kept
     assert len(set(_sample_ids(lineage))) == len(_sample_ids(lineage)) == 24
     assert _partitions(instance, definitions) == ["MATERIALIZED"] * 3
@@ -272,16 +162,16 @@ def test_a_cancelled_training_ends_its_process_and_goes_on_to_the_bits_of_one_th
     load, instance, tmp_path, tiny_llama, caplog
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True, training={"epochs": 20}, run={"shards": 1})
-    definitions, lineage = load(recipe), _lineage(recipe)
+    definitions, lineage = load(recipe), lineage_of(recipe)
     before = (*UP_TO_SAMPLES, "sample_audit", "hidden_state_shards", "vocabulary_map")
-    assert _run(definitions, instance, *before, shards=(SHARDS[0], SHARDS[0])).success
+    assert run_assets(definitions, instance, *before, shards=(SHARDS[0], SHARDS[0])).success
     folder = lineage.draft_checkpoint().folder
-    tree = _terminate_at(instance, recipe, "draft_checkpoint", lambda: any(folder.glob("checkpoints/*")))
+    tree = terminate_at(instance, recipe, "draft_checkpoint", lambda: any(folder.glob("checkpoints/*")))
     assert not psutil.wait_procs(tree, timeout=5)[1]
     assert not holders(())
 
     with caplog.at_level("INFO", "eagle3_pipeline.training"):
-        assert _run(definitions, instance, "draft_checkpoint", shards=(SHARDS[0], SHARDS[0])).success
+        assert run_assets(definitions, instance, "draft_checkpoint", shards=(SHARDS[0], SHARDS[0])).success
     assert any("resumed at step" in message for message in caplog.messages)
     assert lineage.draft_checkpoint().require().facts["epochs"] == 20
 
@@ -296,11 +186,11 @@ def test_a_server_that_is_killed_in_the_middle_is_followed_by_another_within_the
     load, instance, tmp_path, tiny_llama, monkeypatch
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
-    definitions, lineage = load(recipe), _lineage(recipe)
+    definitions, lineage = load(recipe), lineage_of(recipe)
     control = tmp_path / "control.json"
     monkeypatch.setenv("FAKE_CONTROL", str(control))
     write_control(control, seconds_per_token=0.02)
-    assert _run(definitions, instance, "target_model", "prompts").success
+    assert run_assets(definitions, instance, "target_model", "prompts").success
     killed: list[int] = []
 
     def kill() -> None:
@@ -311,7 +201,7 @@ def test_a_server_that_is_killed_in_the_middle_is_followed_by_another_within_the
 
     killer = threading.Thread(target=kill)
     killer.start()
-    result = _run(definitions, instance, "synthetic_samples")
+    result = run_assets(definitions, instance, "synthetic_samples")
     killer.join()
     assert result.success
     assert "STEP_UP_FOR_RETRY" not in [event.event_type_value for event in result.all_events]
@@ -325,10 +215,10 @@ def test_a_shard_that_another_run_makes_is_busy_for_the_second_which_names_it_an
     """The last shard was made before; the first run works on the second one while the other wants all."""
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
     monkeypatch.setattr("assets.synthetic_samples.RETRIES", dg.RetryPolicy(max_retries=1, delay=0.1))
-    definitions, lineage = load(recipe), _lineage(recipe)
+    definitions, lineage = load(recipe), lineage_of(recipe)
     control = tmp_path / "control.json"
     monkeypatch.setenv("FAKE_CONTROL", str(control))
-    assert _run(definitions, instance, *UP_TO_SAMPLES, shards=(SHARDS[2], SHARDS[2])).success
+    assert run_assets(definitions, instance, *UP_TO_SAMPLES, shards=(SHARDS[2], SHARDS[2])).success
     write_control(control, seconds_per_token=0.2)
     selected = ["--select", 'key:"tiny/synthetic_samples"', "--partition", SHARDS[1]]
     home = instance.root_directory
@@ -336,7 +226,7 @@ def test_a_shard_that_another_run_makes_is_busy_for_the_second_which_names_it_an
     journal = lineage.synthetic_samples(lineage.recipe.shards[1]).folder / "replies.jsonl"
     wait_for(journal.exists, 60)
 
-    second = _run(definitions, instance, "synthetic_samples")
+    second = run_assets(definitions, instance, "synthetic_samples")
     assert not second.success
     kinds = [event.event_type_value for event in second.all_events]
     assert kinds.count("STEP_UP_FOR_RETRY") == kinds.count("STEP_FAILURE") == 1
@@ -350,7 +240,7 @@ def test_a_shard_that_another_run_makes_is_busy_for_the_second_which_names_it_an
     first.wait(60)
     assert first.returncode == 0
     assert _partitions(instance, definitions) == ["FAILED", "MATERIALIZED", "MATERIALIZED"]
-    assert _run(definitions, instance, "synthetic_samples").success
+    assert run_assets(definitions, instance, "synthetic_samples").success
     assert len(set(_sample_ids(lineage))) == len(_sample_ids(lineage)) == 24
     assert requests_sent(CHAT) == 24
 
@@ -360,16 +250,16 @@ def test_a_run_that_fails_keeps_the_shards_that_are_made_and_the_next_one_sends_
 ) -> None:
     recipe = tiny_recipe(tmp_path, tiny_llama, fake=True)
     definitions = load(recipe)
-    assert _run(definitions, instance, *UP_TO_SAMPLES, shards=(SHARDS[0], SHARDS[1])).success
+    assert run_assets(definitions, instance, *UP_TO_SAMPLES, shards=(SHARDS[0], SHARDS[1])).success
     stop_servers(())
     with monkeypatch.context() as patch:
         patch.setenv("FAKE_CRASH_LOG", "ValueError: No available memory for the cache blocks.")
-        assert not _run(definitions, instance, "synthetic_samples").success
+        assert not run_assets(definitions, instance, "synthetic_samples").success
     assert _partitions(instance, definitions) == ["MATERIALIZED", "MATERIALIZED", "FAILED"]
 
     sent = requests_sent(CHAT)
     assert sent == 16
-    assert _run(definitions, instance, "synthetic_samples").success
+    assert run_assets(definitions, instance, "synthetic_samples").success
     assert _partitions(instance, definitions) == ["MATERIALIZED"] * 3
     assert requests_sent(CHAT) - sent == 8
 
