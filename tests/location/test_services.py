@@ -39,14 +39,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     _kill_everything(folder)
 
 
+_started: list["subprocess.Popen[bytes]"] = []
+
+
 def _dagster(*arguments: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", *arguments, "-w", str(ROOT / "workspace.yaml")],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    _started.append(process)
+    return process
 
 
 def _kill_everything(home: Path) -> None:
@@ -56,6 +61,13 @@ def _kill_everything(home: Path) -> None:
             with contextlib.suppress(psutil.Error):
                 if process.pid != os.getpid() and process.environ().get("DAGSTER_HOME") == str(home):
                     process.send_signal(signal.SIGKILL)
+    while _started:
+        _started.pop().wait(timeout=30)
+
+
+def _wait_until_all_runs_are_over() -> None:
+    with dg.DagsterInstance.get() as instance:
+        wait_for(lambda: all(run.is_finished for run in instance.get_runs()), 60)
 
 
 def test_after_a_kill_of_everything_the_services_alone_finish_the_run_and_lose_nothing(
@@ -94,8 +106,8 @@ def test_after_a_kill_of_everything_the_services_alone_finish_the_run_and_lose_n
 
     _dagster("dagster._daemon", "run")
     wait_for(lambda: lineage.released() is not None, PATIENCE_S)
+    _wait_until_all_runs_are_over()
     with dg.DagsterInstance.get() as instance:
-        wait_for(lambda: all(run.is_finished for run in instance.get_runs()), 60)
         again, first = instance.get_runs()
     assert (first.status, again.status) == (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS)
     assert again.parent_run_id == first.run_id
@@ -120,12 +132,13 @@ def test_new_prompts_flow_to_a_new_release_by_themselves_once_the_sensors_are_sw
     argv = [sys.executable, "-W", "ignore", "-m", "dagster", "asset", "materialize", "-f", "definitions.py"]
     subprocess.run([*argv, *target], cwd=ROOT, check=True, timeout=120, capture_output=True)
     wait_for(lambda: lineage.released() is not None, FLOW_S)
+    _wait_until_all_runs_are_over()  # a step that is at its end looks at the prompts once more
 
     first = lineage.released()
     write_prompts(tmp_path / "train.jsonl", distinct_prompts(48, seed=5))
     wait_for(lambda: lineage.released() not in (None, first), FLOW_S)
+    _wait_until_all_runs_are_over()
     with dg.DagsterInstance.get() as instance:
-        wait_for(lambda: all(run.is_finished for run in instance.get_runs()), 60)
         assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
         of_prompts = [
             run for run in instance.get_runs() if run.asset_selection == {dg.AssetKey(["tiny", "prompts"])}
