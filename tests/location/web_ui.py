@@ -20,7 +20,7 @@ mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
 """
 _BACKFILL = """
 mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
-    __typename ... on LaunchBackfillSuccess { backfillId } } }
+    __typename ... on LaunchBackfillSuccess { backfillId } ... on Error { message } } }
 """
 _NODES = """
 query ($keys: [AssetKeyInput!]) { assetNodes(assetKeys: $keys) { assetKey { path } %s } }
@@ -70,7 +70,7 @@ class WebUi:
         partitions = {"allPartitions": True} if shards is None else {"partitionNames": list(shards)}
         params = {"assetSelection": _paths(names), **partitions}
         answer = self._ask(_BACKFILL, params=params)["launchPartitionBackfill"]
-        assert answer["__typename"] == "LaunchBackfillSuccess"
+        assert answer["__typename"] == "LaunchBackfillSuccess", answer
         return answer["backfillId"]
 
     def work_off(self, backfill_id: str) -> list[dg.DagsterRun]:
@@ -89,9 +89,7 @@ class WebUi:
         from dagster._daemon.backfill import execute_backfill_iteration
         from dagster._daemon.daemon import get_default_daemon_logger
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dagster calls what it calls deprecated
-            list(execute_backfill_iteration(self._context, get_default_daemon_logger("BackfillDaemon")))
+        list(execute_backfill_iteration(self._context, get_default_daemon_logger("BackfillDaemon")))
         queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
         return list(self._instance.get_runs(queued, ascending=True))
 
@@ -135,7 +133,9 @@ def web_ui(instance: dg.DagsterInstance, recipe: Path) -> Iterator[WebUi]:
     from dagster._core.workspace.load_target import WorkspaceFileTarget
     from dagster_webserver.app import create_app_from_workspace_process_context
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        # Dagster's own backfills call what Dagster calls deprecated.
+        warnings.filterwarnings("ignore", message="Function `AssetSelection.sources` is deprecated")
         patch.setenv("EAGLE3_RECIPES", str(recipe))
         target = WorkspaceFileTarget([str(ROOT / "workspace.yaml")])
         with WorkspaceProcessContext(instance, target) as context:
