@@ -1,4 +1,4 @@
-"""Each command of docs/dagster.md, run as it stands there, in its order, on a tiny recipe."""
+"""Each command of docs/dagster.md, run as it stands there, in its order, on a tiny recipe: minutes."""
 
 import os
 import re
@@ -15,6 +15,8 @@ from tests.location.conftest import ROOT
 from tests.location.runs import SHARDS
 from tests.location.web_ui import web_ui
 from tests.recipes import tiny_recipe
+
+pytestmark = pytest.mark.soak
 
 # What the page writes for the default recipe, and what it is for the tiny one.
 _TINY = {"smollm2_cpu-p100-s003": SHARDS[-1], "smollm2_cpu-p100": "tiny-p8", "smollm2_cpu": "tiny"}
