@@ -1,12 +1,18 @@
 """What the asset `sample_audit` shows of an audit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from assets import sample_audit
+from assets.checks import check_samples, failed_quality, passed_quality
+from assets.outcome import metadata
+from eagle3_pipeline.errors import QualityError
 from eagle3_pipeline.samples.audit import audit_samples, shards_of_audit
+from eagle3_pipeline.samples.shard_file import SAMPLES_NAME, iter_samples, write_samples
 from tests.generation.world import make_lineage
 from tests.samples.test_audit import make_samples
 from tests.samples.tokenizer import make_tokenizer
@@ -55,3 +61,27 @@ def test_the_data_version_has_verdict_layers_form_and_waves_and_nothing_of_the_s
     assert version("a", 6) == version("b", 7) == "passed-layers-1-2-3-4-bf16-all-waves-3-passes-1"
     in_waves = version("c", 6, precision="fp8", kept="trained", waves=2, passes=3)
     assert in_waves == "passed-layers-1-2-3-4-fp8-trained-waves-2-1-passes-3"
+
+
+HOSTILE = "<script>alert('evil')</script> ![evil](http://evil/x.png) [evil](javascript:evil) | `evil`\n# evil"
+
+
+@pytest.mark.parametrize("verdicts", [["good"] * 9 + ["truncated"], ["degenerate"] * 10])
+def test_no_text_of_a_reply_gets_into_metadata_or_a_check(tmp_path: Path, verdicts: list[str]) -> None:
+    lineage = make_lineage(tmp_path, [1] * 10, 10)
+    make_samples(lineage, "p10-s000", verdicts)
+    place = lineage.synthetic_samples("p10-s000")
+    path, facts = place.folder / SAMPLES_NAME, place.require().facts
+    told = [replace(one, content=HOSTILE, reasoning=HOSTILE) for one in iter_samples(path)]
+    write_samples(path, told)
+    made = place.finish([path], facts)
+    assert "evil" in next(iter_samples(path)).content
+    shown: list[Any] = [metadata(made, place.folder), check_samples(lineage.recipe, [made])]
+    if "good" in verdicts:
+        audited = audit_samples(lineage)
+        shown += [metadata(audited, tmp_path), passed_quality(audited), shards_of_audit(lineage)]
+    else:
+        with pytest.raises(QualityError) as failed:
+            audit_samples(lineage)
+        shown.append(failed_quality(lineage.recipe, str(failed.value)))
+    assert "evil" not in repr(shown)
