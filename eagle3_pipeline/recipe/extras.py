@@ -39,6 +39,7 @@ _OURS = {
     "--device-memory-utilization": "use the setting gpu_memory_utilization",
     "--no-enable-expert-parallel": "use the setting expert_parallel",
     "--no-enforce-eager": "use the setting enforce_eager",
+    "--hf-token": "a token shows in ps and in the recipe; a server takes a folder and needs none",
     "--trust-remote-code": "use target.trust_remote_code",
     "--no-trust-remote-code": "use target.trust_remote_code",
     "--model": "the model is the recipe's target",

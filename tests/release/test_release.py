@@ -239,7 +239,7 @@ def test_a_release_without_a_report_names_the_step_that_is_missing(tmp_path: Pat
 
 
 def test_nothing_that_is_released_names_a_folder_of_this_machine_or_a_secret(tmp_path: Path) -> None:
-    server = {"common": {"extra_args": ["--download-dir", "/mnt/cache", "--hf-token=geheim"]}}
+    server = {"common": {"extra_args": ["--download-dir", "/mnt/cache", "--some-key=geheim"]}}
     server["evaluation"] = {"extra_env": {"MY_PASS": "geheim"}}  # type: ignore[dict-item]
     settings = {"folder": "/mnt/shared", "publish": {"hub_id": "me/a-draft"}}
     lineage = ready(tmp_path, base_draft=BASE, server=server, release=settings)
@@ -287,7 +287,7 @@ def test_paths_and_secrets_are_cut_wherever_they_stand() -> None:
     value = {
         "path": "/mnt/a/b.jsonl",
         "extra_env": {"A": "1"},
-        "args": ["--api-key", "geheim", "--dir=/x/y/", "--n", 3, "a/b", "--hf-token=geheim"],
+        "args": ["--api-key", "geheim", "--dir=/x/y/", "--n", 3, "a/b", "--some-key=geheim"],
         "none": None,
     }
     assert without_secrets_and_paths(value) == {

@@ -23,7 +23,7 @@ def test_the_table_has_a_row_per_shard_and_the_plot_all_lengths(tmp_path: Path) 
     lineage = make_lineage(tmp_path, [1] * 20, 10)
     make_samples(lineage, "p10-s000", ["good"] * 9 + ["truncated"])
     make_samples(lineage, "p10-s001", ["good"] * 9 + ["empty"], tokens=(4, 8))
-    shown = sample_audit._pictures(audit_samples(lineage), shards_of_audit(lineage))
+    shown = sample_audit._pictures(lineage.recipe, audit_samples(lineage), shards_of_audit(lineage))
     table = shown["quality_by_shard"]
     assert isinstance(table, dg.TableMetadataValue)
     first, second = (record.data for record in table.records)
@@ -44,7 +44,7 @@ def test_the_table_has_a_row_per_shard_and_the_plot_all_lengths(tmp_path: Path) 
 def test_without_a_drift_its_column_is_left_out(tmp_path: Path) -> None:
     lineage = make_lineage(tmp_path, [1] * 10, 10)
     make_samples(lineage, "p10-s000", ["good"] * 10)
-    shown = sample_audit._pictures(audit_samples(lineage), shards_of_audit(lineage))
+    shown = sample_audit._pictures(lineage.recipe, audit_samples(lineage), shards_of_audit(lineage))
     assert "drift" not in shown["quality_by_shard"].records[0].data
 
 
