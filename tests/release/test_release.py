@@ -287,7 +287,7 @@ def test_paths_and_secrets_are_cut_wherever_they_stand() -> None:
     value = {
         "path": "/mnt/a/b.jsonl",
         "extra_env": {"A": "1"},
-        "args": ["--api-key", "geheim", "--dir=/x/y/", "--n", 3, "a/b", "--some-key=geheim"],
+        "args": ["--api-key", "geheim", "--dir=/x/y/", "--n", 3, "a/b", "--hf-token=geheim"],
         "none": None,
     }
     assert without_secrets_and_paths(value) == {
