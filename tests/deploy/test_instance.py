@@ -17,7 +17,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [ONE_MACHINE, TEAM], ids=lambda path: path.stem)
-def test_dagster_takes_its_settings(path: Path) -> None:
+def test_dagster_takes_its_settings(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DAGSTER_HOME", "DAGSTER_PG_URL", "EAGLE3_COMPUTE_LOGS"):
+        monkeypatch.setenv(name, "/somewhere")
     from dagster._config import process_config
     from dagster._core.instance.config import dagster_instance_config_schema
 

@@ -167,7 +167,7 @@ def test_what_was_not_measured_is_said_or_left_out() -> None:
 
 
 def test_what_was_measured_is_named_without_a_folder_of_this_machine_or_a_secret(tmp_path: Path) -> None:
-    server = {"common": {"extra_env": {"SOME_TOKEN": "hush"}}}
+    server = {"common": {"extra_env": {"SOME_PASS": "hush"}}}
     lineage = made_lineage(tmp_path, server=server, base_draft={"hub_id": "an-owner/a-draft"})
     make_checkpoint(lineage, weights=False)
     found = measured(lineage)
