@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import os
 import queue
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from functools import partial
@@ -48,7 +46,6 @@ _SAMPLES_PER_SLOT = 4
 # Of what may be on its way, for samples that were captured alone and wait to be compared.
 _SHARE_ALONE = 0.25
 _SHARDS_AHEAD = 8  # whose token ids are in memory to find such samples
-_NICE = 10  # still a tenth of a core where the server leaves none idle; three hundredths are needed
 
 
 class ExtractionRun:
@@ -126,12 +123,6 @@ class ExtractionRun:
         connection: "tuple[RunningServer, Path] | None",
         on_finished: Callable[[Manifest], None],
     ) -> None:
-        if not self._lineage.recipe.partitions.extraction:
-            # This thread and those it starts. A server on the same cores waits for the slower of its own
-            # threads, so each moment that one of them is set aside for us is lost on all cores.
-            thread = threading.get_native_id()
-            own = os.getpriority(os.PRIO_PROCESS, thread)
-            os.setpriority(os.PRIO_PROCESS, thread, max(own, _NICE))
         slots = self._settings.concurrency
         bounds = Bounds(
             int(self._settings.staging_gib * 2**30 * (1 - _SHARE_ALONE)),

@@ -1,5 +1,3 @@
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -94,22 +92,3 @@ def test_one_thread_works_where_the_server_has_the_same_cores_and_all_of_them_af
     recipe = lineage.recipe.model_copy(update={"partitions": partitions})
     assert _extract(Lineage(recipe, lineage.storage_root))[1] == threads
     assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize("gpus", [(), ("0",)], ids=["beside", "on GPUs"])
-def test_the_work_gives_way_to_a_server_on_the_same_cores_and_the_callers_thread_does_not(
-    gpus: tuple[str, ...], lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_priority, set_to = os.setpriority, list[tuple[int, int]]()
-
-    def watched(which: int, who: int, nice: int) -> None:
-        set_priority(which, who, nice)
-        set_to.append((who, os.getpriority(which, who)))
-
-    monkeypatch.setattr(os, "setpriority", watched)
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    partitions = lineage.recipe.partitions.model_copy(update={"extraction": gpus})
-    _extract(Lineage(lineage.recipe.model_copy(update={"partitions": partitions}), lineage.storage_root))
-    assert [nice for _, nice in set_to] == ([] if gpus else [max(before, 10)])
-    assert threading.get_native_id() not in [thread for thread, _ in set_to]
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
