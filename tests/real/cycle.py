@@ -43,7 +43,7 @@ def live_once(recipe: Path, lineage: Lineage, logs: Path) -> Cycle:
 
 def ask(server: RunningServer) -> None:
     """Have it make a few tokens; raises httpx.HTTPError when it makes none."""
-    # Not a handful of tokens: on CPUs with AMX, vLLM 0.32 dies of an illegal instruction at 4 of a tiny model.
+    # Not a handful of tokens: on CPUs with AMX, vLLM 0.32 dies of an illegal instruction at four of them.
     asked = {"model": server.model, "prompt": list(range(20, 60)), "max_tokens": 4}
     httpx.post(
         f"{server.base_url}/v1/completions", json=asked, timeout=60, trust_env=False
